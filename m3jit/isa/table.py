@@ -59,6 +59,9 @@ class Op:
     why_slow: str = ""              # machine route: why it leaves compiled code
     source: str = ""
     syntax: str = ""                # named exception in frontend quirks, else ""
+    positional: tuple[str, ...] = ()    # optional non-register operands also accepted without their key (COMPARE rA, 5)
+    forms: tuple[str, ...] = ()     # rows the assembler tries when an operand does not fit this one; "<name>I" is
+                                    # tried anyway (SUB rD, rA, 5 -> SUBI; LOADI rD, @x -> the row for symbols)
     sample: dict[str, Any] = field(default_factory=dict)          # operand hints for generated test programs
 
     @property
