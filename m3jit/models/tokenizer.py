@@ -1,0 +1,209 @@
+"""Text to token ids and back, from the vocabulary in a GGUF file.
+
+Agrees token for token with llama.cpp on valid UTF-8 (tests/models/test_tokenizer.py holds the evidence), for the
+tokeniser models "gpt2" (byte-level byte pairs; the pre-tokenisers of `pretokenizers.py`) and "llama" (SentencePiece).
+"""
+
+import codecs
+from collections.abc import Iterable
+from functools import cached_property
+
+from m3jit.models.byte_pairs import BytePairEncoder, decode_characters
+from m3jit.models.gguf_file import GGUFFile
+from m3jit.models.model_error import ModelFileError
+from m3jit.models.pretokenizers import PRE_TOKENIZERS
+from m3jit.models.scored_pairs import SPACE, ScoredPairEncoder
+from m3jit.models.vocabulary import TokenKind, Vocabulary
+
+_KEY = "tokenizer.ggml."
+_HIDDEN = (TokenKind.CONTROL, TokenKind.UNKNOWN)
+
+
+def _valid_text(text: str | bytes) -> str:
+    """Text as Unicode scalar values: a byte that is no UTF-8, or a lone surrogate, becomes U+FFFD each."""
+    if isinstance(text, bytes):
+        return text.decode("utf-8", "m3jit-each-byte")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+# Python's own "replace" gives one U+FFFD for a truncated sequence of several bytes, llama.cpp one for each byte.
+codecs.register_error("m3jit-each-byte", lambda error: ("\ufffd" * (error.end - error.start), error.end))
+
+
+class Tokenizer:
+    """The tokeniser of one model file.
+
+    Cheap to make (the token table is read); the encoder is built on the first `encode`, decoding needs none.
+    Special ids: `bos`, `eos`, `end_of_turn`, `padding` (None when there is none); `ends`: every id that ends
+    generation. `adds_bos`, `adds_eos`: what the file asks for. Raises ModelFileError for unsupported kinds.
+    """
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.path = file.path
+        self.model = file.value(_KEY + "model", str)
+        if self.model == "gpt2":
+            name = file.value(_KEY + "pre", str, "default")
+            if name not in PRE_TOKENIZERS:
+                raise ModelFileError(file.path, f"names pre-tokeniser {name!r}, which is not supported",
+                                     item=_KEY + "pre", expected="one of " + ", ".join(sorted(PRE_TOKENIZERS)))
+            self._pre = PRE_TOKENIZERS[name]
+            adds_bos = self._pre.add_bos
+            self.vocabulary = Vocabulary(file, 11, 11, None)
+            if _KEY + "merges" not in file.metadata:
+                file.value(_KEY + "merges", list)  # raises, naming the key
+        elif self.model == "llama":
+            adds_bos = True
+            self.vocabulary = Vocabulary(file, 1, 2, 0)
+        else:
+            raise ModelFileError(file.path, f"is {self.model!r}, which is not supported", item=_KEY + "model",
+                                 expected='"gpt2" or "llama"')
+        self.adds_space = file.value(_KEY + "add_space_prefix", bool, self.model == "llama") and self.model == "llama"
+        self.adds_bos = file.value(_KEY + "add_bos_token", bool, adds_bos)
+        self.adds_eos = file.value(_KEY + "add_eos_token", bool, False)
+        self.bos, self.eos = self.vocabulary.bos, self.vocabulary.eos
+        self.end_of_turn, self.padding = self.vocabulary.end_of_turn, self.vocabulary.padding
+        self.ends = self.vocabulary.ends
+        self.chat_template: str | None = file.value("tokenizer.chat_template", str, None)
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    def __repr__(self) -> str:
+        return f"<Tokenizer {self.model!r} of {len(self)} tokens from {self.path!r}>"
+
+    def id_of(self, text: str) -> int | None:
+        """The id of the token stored as exactly `text`, for example "<|im_end|>"; None when there is none."""
+        return self.vocabulary.ids.get(text)
+
+    # Encoding.
+
+    @cached_property
+    def _encoder(self) -> BytePairEncoder | ScoredPairEncoder:
+        if self.model == "gpt2":
+            return BytePairEncoder(self.vocabulary, self._pre)
+        return ScoredPairEncoder(self.vocabulary)
+
+    @cached_property
+    def _partition(self) -> list[tuple[str, int, bool]]:
+        """Tokens to look for in raw text: (text, id, only when `special`)."""
+        kinds = self.vocabulary.kinds
+        return [(text, token, int(kinds[token]) in _HIDDEN) for text, token in self.vocabulary.partition_order()]
+
+    def _split(self, text: str, special: bool) -> list[str | int]:
+        """Cut whole-text tokens out: the longest such token first, everywhere, then the next in what is left."""
+        pieces: list[str | int] = [text] if text else []
+        for token_text, token, hidden in self._partition:
+            if (hidden and not special) or token_text not in text:
+                continue
+            cut: list[str | int] = []
+            for piece in pieces:
+                if isinstance(piece, int):
+                    cut.append(piece)
+                    continue
+                first, *rest = piece.split(token_text)
+                cut.extend([first] if first else [])
+                for part in rest:
+                    cut.extend([token, part] if part else [token])
+            pieces = cut
+        return pieces
+
+    def encode(self, text: str | bytes, special: bool = False, add_bos: bool | None = None,
+               add_eos: bool | None = None) -> list[int]:
+        """Token ids of `text`.
+
+        special: control tokens written out in the text ("<|im_start|>") become those tokens; otherwise they are
+        ordinary characters, as text from outside should be. User-defined tokens are always recognised.
+        add_bos, add_eos: add the begin or end token; None: as the file says. ValueError when the file has no such
+        token but one was asked for. Invalid UTF-8 bytes and lone surrogates count as U+FFFD.
+        """
+        ids = self._wanted("begin", add_bos, self.adds_bos, self.bos)
+        after_special = True
+        for piece in self._split(_valid_text(text), special):
+            if isinstance(piece, int):
+                ids.append(piece)
+                after_special = True
+                continue
+            ids += self._encoder.encode(" " + piece if self.adds_space and after_special else piece)
+            after_special = False
+        return ids + self._wanted("end", add_eos, self.adds_eos, self.eos)
+
+    def _wanted(self, name: str, asked: bool | None, usual: bool, token: int | None) -> list[int]:
+        if not (usual if asked is None else asked):
+            return []
+        if token is None:
+            raise ValueError(f"{self.path}: the vocabulary has no {name}-of-text token to add; "
+                             f"pass add_{'bos' if name == 'begin' else 'eos'}=False")
+        return [token]
+
+    # Decoding.
+
+    def decode_bytes(self, token: int, special: bool = False) -> bytes:
+        """The bytes a token stands for: empty for control and unknown tokens unless `special`, and for unused ones.
+
+        IndexError when the id is outside the vocabulary.
+        """
+        if not 0 <= token < len(self.vocabulary):
+            raise IndexError(f"{self.path}: token id {token} outside the vocabulary of {len(self)}")
+        kind = int(self.vocabulary.kinds[token])
+        text = self.vocabulary.texts[token]
+        if kind in _HIDDEN:
+            return (text or f"[EMPTY_{token}]").encode() if special else b""
+        if kind == TokenKind.USER_DEFINED:
+            return text.encode()
+        if kind == TokenKind.BYTE:
+            return self._byte(token, text)
+        if kind != TokenKind.NORMAL:
+            return b""
+        return decode_characters(text) if self.model == "gpt2" else text.replace(SPACE, " ").encode()
+
+    def _byte(self, token: int, text: str) -> bytes:
+        try:
+            if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+                return bytes.fromhex(text[3:5])
+        except ValueError:
+            pass
+        raise ModelFileError(self.path, f"is a byte token spelled {text!r}", item=f"{_KEY}tokens[{token}]",
+                             expected='"<0x00>" to "<0xFF>"', remedy="The vocabulary is damaged: convert it again.")
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """The text of `ids`; bytes that form no UTF-8 become U+FFFD. special: write control tokens out.
+
+        Where encoding puts a space before the text ("llama" models), the first one is taken away again, so that
+        decode(encode(text)) == text.
+        """
+        stream = StreamDecoder(self, special, strip_space=True)
+        return "".join([stream.feed(token) for token in ids]) + stream.flush()
+
+
+class StreamDecoder:
+    """Token ids in, text out, as soon as it is certain: a code point spread over several tokens comes out whole.
+
+    strip_space: drop the space that encoding put before the text (see Tokenizer.decode); leave it False when the
+    tokens continue a prompt. The pieces joined, with `flush`, are what Tokenizer.decode gives for all ids at once.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: bool = False, strip_space: bool = False) -> None:
+        self._tokenizer, self._special = tokenizer, special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = strip_space and tokenizer.adds_space
+        self._at_start = True
+
+    def feed(self, token: int) -> str:
+        """The text that `token` completes; "" while a code point is unfinished."""
+        raw = self._tokenizer.decode_bytes(token, self._special)
+        if self._strip:
+            if self._at_start and self._tokenizer.adds_bos and token == self._tokenizer.bos:
+                self._at_start = False  # the begin token itself; the space is still to come
+                return self._utf8.decode(raw)
+            self._strip, raw = False, raw[1:] if raw.startswith(b" ") else raw
+        return self._utf8.decode(raw)
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for an unfinished code point, else "". The decoder starts afresh."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest
