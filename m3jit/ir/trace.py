@@ -1,0 +1,295 @@
+"""`TraceXp`: the namespace that builds tensor IR when an opcode's body runs in the compiler.
+
+It offers the primitives of the eager namespace (`m3jit.ir.eager.EagerXp`) over `Traced` operands.  Whatever a body does
+that cannot be compiled (an operand whose value is not known, a shape that disagrees, a dtype without a kernel) raises
+`Untraceable`; the region then ends before that instruction and the interpreter executes it, with its exact error.
+"""
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from m3jit.ir.tensor import (B1T, F64T, I64T, Dim, Node, OpaqueType, ScalarType, Sym, TensorType, dim_add, dim_mul)
+from m3jit.isa import types as T
+from m3jit.isa.types import DType
+
+
+class Untraceable(Exception):
+    """This instruction is left to the interpreter; the message says why."""
+
+
+class Recorder:
+    """What the tracer needs from the lifter: a place to put nodes, assumptions and checks."""
+    def emit(self, node: Node) -> Node: raise NotImplementedError
+    def assume_equal(self, a: Dim, b: Dim) -> bool: raise NotImplementedError
+    def check(self, cond: Node, reason: str) -> None: raise NotImplementedError
+    def abandon_point(self) -> None: raise NotImplementedError
+
+
+class KVRef:
+    """A KV stream operand while tracing.  `lengths`: layer -> i64 node of rows now; geometry is set at creation."""
+    __slots__ = ("key", "heads", "head_dim", "dtype", "lengths", "recorder")
+
+    def __init__(self, key, heads, head_dim, dtype, lengths):
+        self.key, self.heads, self.head_dim, self.dtype, self.lengths = key, heads, head_dim, dtype, dict(lengths)
+
+    def copy(self) -> "KVRef":
+        return KVRef(self.key, self.heads, self.head_dim, self.dtype, self.lengths)
+
+
+_FOLD = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
+
+
+def wrap64(v: int) -> int:
+    return (v + 2 ** 63) % 2 ** 64 - 2 ** 63
+
+
+class TraceXp:
+    """Builds nodes through `recorder`."""
+    tracing = True
+
+    def __init__(self, recorder: Recorder):
+        self.r = recorder
+        self.where = (-1, "")
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+    def error(self, message: str) -> Untraceable:
+        return Untraceable(message)
+
+    def node(self, op: str, type: Any, *args: Node, **attrs: Any) -> Node:
+        return self.r.emit(Node(op, type, list(args), attrs, self.where))
+
+    def imm(self, value: Any, dtype: DType) -> Node:
+        return self.node("imm", TensorType(dtype, ()), value=value)
+
+    def tensor(self, x: Any) -> Node:
+        if isinstance(x, Node) and x.is_tensor:
+            return x
+        raise Untraceable(f"expected a tensor, got {getattr(x, 'type', type(x).__name__)}")
+
+    def same(self, a: Dim, b: Dim) -> bool:
+        """Are two dims equal (assuming equality of symbols where it can be guarded)?"""
+        if a == b:
+            return True
+        if isinstance(a, int) and isinstance(b, int):
+            return False
+        return self.r.assume_equal(a, b)
+
+    def broadcast_shape(self, *shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        rank = max(map(len, shapes))
+        out: list[Dim] = []
+        for axis in range(rank):
+            dim: Dim = 1
+            for s in shapes:
+                d = s[axis - rank + len(s)] if axis - rank + len(s) >= 0 else 1
+                if d == 1:
+                    continue
+                if dim == 1:
+                    dim = d
+                elif not self.same(dim, d):
+                    raise Untraceable(f"shapes {' and '.join(map(str, shapes))} do not broadcast")
+            out.append(dim)
+        return tuple(out)
+
+    def axis(self, x: Node, axis: int) -> int:
+        n = x.rank
+        if not -n <= axis < n:
+            raise Untraceable(f"axis {axis} of a rank-{n} tensor")
+        return axis % n
+
+    # -- elementwise ------------------------------------------------------------------------------------------------
+    def _operands(self, values: Sequence[Any]) -> list[Node]:
+        dtypes = {v.dtype for v in values if isinstance(v, Node) and v.is_tensor}
+        if len(dtypes) > 1:
+            if not dtypes <= set(T.FLOATS):
+                raise Untraceable(f"dtypes {sorted(d.name for d in dtypes)} differ")
+            dtype = T.F32
+        elif dtypes:
+            dtype = next(iter(dtypes))
+        else:
+            raise Untraceable("no tensor operand")
+        if dtype.is_block:
+            raise Untraceable(f"{dtype.name} is a weight type; DEQUANT it first")
+        out = []
+        for v in values:
+            if isinstance(v, Node) and v.is_tensor:
+                out.append(v)
+            elif isinstance(v, Node) and v.is_scalar:
+                if (v.type == F64T) != (dtype.kind == "float"):
+                    raise Untraceable("scalar and tensor kinds differ")
+                out.append(self.node("from_scalar", TensorType(dtype, ()), v))
+            elif isinstance(v, (bool, int, float)):
+                out.append(self.imm(v, dtype))
+            else:
+                raise Untraceable(f"operand {type(v).__name__}")
+        return out
+
+    def elementwise(self, op: str, *values: Any, dtype: DType | None = None) -> Node:
+        args = self._operands(values)
+        kinds = [a.dtype for a in args]
+        result = dtype or (T.F32 if len(set(kinds)) > 1 else kinds[0])
+        shape = self.broadcast_shape(*[a.shape for a in args])
+        return self.node(op, TensorType(result, shape), *args)
+
+    def _float_only(self, op: str, *values: Any) -> Node:
+        out = self.elementwise(op, *values)
+        if out.dtype.kind != "float":
+            raise Untraceable(f"{op} of {out.dtype.name}")
+        return out
+
+    def _number(self, op: str, *values: Any) -> Node:
+        out = self.elementwise(op, *values)
+        if out.dtype.kind not in ("float", "int"):
+            raise Untraceable(f"{op} of {out.dtype.name}")
+        return out
+
+    def add(self, a, b): return self._number("add", a, b)
+    def sub(self, a, b): return self._number("sub", a, b)
+    def mul(self, a, b): return self._number("mul", a, b)
+    def div(self, a, b): return self._float_only("div", a, b)
+    def minimum(self, a, b): return self._number("minimum", a, b)
+    def maximum(self, a, b): return self._number("maximum", a, b)
+    def neg(self, a): return self._number("neg", a)
+    def abs(self, a): return self._number("abs", a)
+    def sqrt(self, a): return self._float_only("sqrt", a)
+    def floor(self, a): return self._float_only("floor", a)
+    def rint(self, a): return self._float_only("rint", a)
+    def fma(self, a, b, c): return self._float_only("fma", a, b, c)
+    def exp(self, a): return self._float_only("exp", a)
+    def log(self, a): return self._float_only("log", a)
+    def sin(self, a): return self._float_only("sin", a)
+    def cos(self, a): return self._float_only("cos", a)
+    def tanh(self, a): return self._float_only("tanh", a)
+    def erf(self, a): return self._float_only("erf", a)
+    def sigmoid(self, a): return self._float_only("sigmoid", a)
+    def lt(self, a, b): return self.elementwise("lt", a, b, dtype=T.BOOL)
+    def le(self, a, b): return self.elementwise("le", a, b, dtype=T.BOOL)
+    def eq(self, a, b): return self.elementwise("eq", a, b, dtype=T.BOOL)
+    def ne(self, a, b): return self.elementwise("ne", a, b, dtype=T.BOOL)
+
+    def logical_not(self, a):
+        a = self.tensor(a)
+        if a.dtype is not T.BOOL:
+            raise Untraceable("logical_not needs BOOL")
+        return self.node("logical_not", a.type, a)
+
+    def select(self, c, a, b):
+        c = self.tensor(c)
+        if c.dtype is not T.BOOL:
+            raise Untraceable("select needs a BOOL condition")
+        x, y = self._operands((a, b))
+        if x.dtype is not y.dtype:
+            raise Untraceable("select of different dtypes")
+        shape = self.broadcast_shape(c.shape, x.shape, y.shape)
+        return self.node("select", TensorType(x.dtype, shape), c, x, y)
+
+    def cast(self, x, dtype: DType):
+        x = self.tensor(x)
+        if x.dtype is dtype:
+            return x
+        if x.dtype.is_block or dtype.is_block:
+            raise Untraceable("cast of a block type")
+        return self.node("cast", TensorType(dtype, x.shape), x)
+
+    # -- reductions ------------------------------------------------------------------------------------------------
+    def reduce(self, x, op: str, axis: int | None = None, keepdims: bool = False):
+        x = self.tensor(x)
+        if axis is None:
+            flat = self.reshape(x, (x.type.count(),))
+            out = self.reduce(flat, op, 0, False)
+            return self.reshape(out, (1,) * x.rank) if keepdims else out
+        axis = self.axis(x, axis)
+        shape = tuple(1 if i == axis else d for i, d in enumerate(x.shape)) if keepdims else \
+            tuple(d for i, d in enumerate(x.shape) if i != axis)
+        dtype = T.I64 if x.dtype.kind == "int" and op in ("SUM", "PROD") else x.dtype
+        if x.dtype.kind == "bool" or x.dtype.is_block or x.shape[axis] == 0:
+            raise Untraceable(f"reduce of {x.dtype.name} {x.shape}")
+        return self.node("reduce", TensorType(dtype, shape), x, op=op, axis=axis, keepdims=keepdims)
+
+    def argmax(self, x, axis: int):
+        x = self.tensor(x)
+        axis = self.axis(x, axis)
+        if x.dtype.is_block or x.shape[axis] == 0:
+            raise Untraceable("argmax of this tensor")
+        shape = tuple(1 if i == axis else d for i, d in enumerate(x.shape))
+        return self.node("argmax", TensorType(T.I64, shape), x, axis=axis)
+
+    # -- moves ------------------------------------------------------------------------------------------------------
+    def reshape(self, x, shape: Sequence[Dim]):
+        x = self.tensor(x)
+        shape = tuple(self._static_dim(d) for d in shape)
+        if -1 in shape:
+            rest = dim_mul(*(d for d in shape if d != -1))
+            total = x.type.count()
+            if isinstance(total, int) and isinstance(rest, int) and rest and total % rest == 0:
+                missing: Dim = total // rest
+            else:
+                missing = self._divide(total, rest)
+            shape = tuple(missing if d == -1 else d for d in shape)
+        if not self.same(dim_mul(*shape), x.type.count()):
+            raise Untraceable(f"cannot reshape {x.shape} to {shape}")
+        if shape == x.shape:
+            return x
+        return self.node("reshape", TensorType(x.dtype, shape), x)
+
+    def _static_dim(self, d):
+        if isinstance(d, Node):
+            if d.op == "const":
+                return d.attrs["value"]
+            if d.op == "dim":
+                return d.attrs["dim"]
+            raise Untraceable("a dimension held in a register")
+        return d
+
+    def _divide(self, total: Dim, by: Dim) -> Dim:
+        """total / by when it is visibly exact."""
+        if total == by:
+            return 1
+        if by == 1:
+            return total
+        from m3jit.ir.tensor import DimExpr
+        if isinstance(total, DimExpr) and total.op == "mul":
+            if isinstance(total.b, int) and isinstance(by, int) and total.b % by == 0:
+                return dim_mul(total.a, total.b // by)
+            if total.b == by:
+                return total.a
+            if total.a == by:
+                return total.b
+        raise Untraceable(f"cannot divide {total} by {by}")
+
+    def broadcast(self, x, shape):
+        x = self.tensor(x)
+        shape = tuple(self._static_dim(d) for d in shape)
+        if -1 in shape or self.broadcast_shape(x.shape, shape) != shape:
+            raise Untraceable(f"cannot broadcast {x.shape} to {shape}")
+        return x if shape == x.shape else self.node("broadcast", TensorType(x.dtype, shape), x)
+
+    def transpose(self, x, perm):
+        x = self.tensor(x)
+        if sorted(perm) != list(range(x.rank)) or x.dtype.is_block:
+            raise Untraceable("transpose")
+        return self.node("transpose", TensorType(x.dtype, tuple(x.shape[p] for p in perm)), x, perm=tuple(perm))
+
+    def full(self, shape, dtype, value):
+        shape = tuple(self._static_dim(d) for d in shape)
+        if isinstance(value, Node) or -1 in shape:
+            raise Untraceable("fill value in a register")
+        return self.node("full", TensorType(dtype, shape), value=value)
+
+    # -- scalars ------------------------------------------------------------------------------------------------------
+    def const(self, value: int | float) -> Node:
+        return self.node("const", F64T if isinstance(value, float) else I64T, value=value)
+
+    def as_scalar(self, v: Any) -> Node:
+        if isinstance(v, Node) and v.is_scalar:
+            return v
+        if isinstance(v, (int, float)) and not isinstance(v, bool):
+            return self.const(v)
+        raise Untraceable(f"expected a scalar, got {getattr(v, 'type', type(v).__name__)}")
+
+    def is_scalar(self, v: Any) -> bool:
+        return isinstance(v, (int, float)) or (isinstance(v, Node) and v.is_scalar)
+
+    def dim(self, x, axis: int) -> Node:
+        x = self.tensor(x)
+        d = x.shape[self.axis(x, axis)]
+        return self.const(d) if isinstance(d, int) else self.node("dim", I64T, dim=d)
