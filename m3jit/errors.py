@@ -1,0 +1,80 @@
+"""Every error m3jit raises on purpose.  This module imports nothing.
+
+`UserError`: the program, file, option or input is at fault; the message is one clear sentence or a list of them, and no
+traceback helps.  `InternalError`: m3jit is at fault; the message asks for a report.
+"""
+from __future__ import annotations
+
+
+class M3Error(Exception):
+    """Base of all of them."""
+    exit_code = 1
+
+
+class UserError(M3Error):
+    """Something the user can put right.  Message: what happened, where, what was expected, what to do."""
+
+
+class InternalError(M3Error):
+    """A bug in m3jit."""
+    exit_code = 70
+
+    def __init__(self, message: str):
+        super().__init__(f"internal error: {message}; this is a bug in m3jit, please report it with the program")
+
+
+class OperandError(UserError):
+    """An instruction got operands it does not accept (`xp.error`).  The machine turns it into a `Trap`.
+
+    register: the operand's register or field, where the message is about one."""
+
+    def __init__(self, message: str, register: str | None = None):
+        super().__init__(message)
+        self.message, self.register = message, register
+
+
+class Trap(UserError):
+    """A running program did what the instruction set forbids; its context ended before that instruction wrote anything.
+
+    message: what is wrong; pc: byte offset of the instruction in TEXT; line: (file, line) or None; instruction: its
+    text; register: the operand concerned, or None; context: number of the context; retired: instructions that the
+    context had completed; code: the number an ASSERT carries.
+    """
+    exit_code = 3
+
+    def __init__(self, message: str, pc: int = -1, line: tuple[str, int] | None = None, instruction: str = "",
+                 register: str | None = None, context: int = 0, retired: int = 0, code: int | None = None):
+        self.message, self.pc, self.line, self.instruction = message, pc, line, instruction
+        self.register, self.context, self.retired, self.code = register, context, retired, code
+        where = f"{line[0]}:{line[1]}: " if line else ""
+        at = f" (pc 0x{pc:04x}{f', context {context}' if context > 1 else ''})" if pc >= 0 else ""
+        super().__init__(f"{where}trap: {instruction + ': ' if instruction else ''}{message}{at}")
+
+
+class LimitError(UserError):
+    """A limit the user set was reached: steps, time, memory."""
+    exit_code = 4
+
+
+class Deadlock(UserError):
+    """Every context waits for something that no one is left to provide."""
+    exit_code = 5
+
+
+class Interrupted(UserError):
+    """The run was stopped from outside (Ctrl-C, `VM.stop`)."""
+    exit_code = 130
+
+
+class SinkClosed(UserError):
+    """The reader of a sink went away (a closed pipe)."""
+    exit_code = 141
+
+
+class StreamError(UserError):
+    """A sink or source cannot be opened, written or read."""
+
+
+class UnsupportedError(UserError):
+    """A backend or this machine cannot do what was asked; the message names what would."""
+    exit_code = 6
