@@ -1,9 +1,9 @@
 """Write tiny random llama-architecture GGUF models, one file for each weight type.
 
-The models have 2 layers, width 256, 4 query heads and 2 key/value heads of 64, feed-forward width 512, a vocabulary of 512
-byte-level BPE tokens, an output matrix of their own (not tied) and a context of 256. All matrices of a file have the
-file's weight type; norm gains are F32. Weights come from SplitMix64 over (seed, tensor name, element number), so files
-are a pure function of the seed and of the quantiser: F16, BF16, Q8_0, Q4_0 and Q4_1 are rounded by the gguf package from
+The models have 2 layers, width 256, 4 query heads and 2 key/value heads of 64, feed-forward width 512, a vocabulary of
+512 byte-level BPE tokens, an output matrix of their own (not tied) and a context of 256. All matrices of a file have
+the file's weight type; norm gains are F32. Weights come from SplitMix64 over (seed, tensor name, element number), so
+files are a pure function of the seed and of the quantiser: F16, BF16, Q8_0, Q4_0 and Q4_1 are rounded by the gguf package from
 the same float32 weights; gguf cannot quantise to Q4_K and Q6_K, so those are drawn directly as random valid blocks.
 
 The files are made where they are needed and never stored; tests/oracles/tiny_logits.json.gz holds the SHA-256 of each
@@ -70,7 +70,7 @@ def byte_alphabet() -> list[str]:
 
 
 def byte_pair_merges(text: str, count: int) -> list[tuple[str, str]]:
-    """The `count` most frequent merges of `text`, ties broken alphabetically; words keep their leading space as G-dot."""
+    """The `count` most frequent merges of `text`, ties broken alphabetically; words keep their leading space."""
     alphabet = byte_alphabet()
     space = alphabet[0x20]
     words = Counter(tuple(space + "".join(alphabet[b] for b in word.encode())) for word in text.split())
@@ -221,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write tiny random GGUF models, one for each weight type.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--type", dest="names", action="append", choices=tuple(TYPES), help="only this type (repeatable)")
+    parser.add_argument("--type", dest="names", action="append", choices=tuple(TYPES), help="this type (repeatable)")
     options = parser.parse_args(arguments)
     for path in build(options.directory, tuple(options.names or TYPES), options.seed).values():
         print(f"{sha256(path)}  {path.stat().st_size:>8}  {path}")

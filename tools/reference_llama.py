@@ -1,14 +1,14 @@
 """A float64 NumPy forward pass of GGUF models of the `llama` architecture: the exact model behind rounding executors.
 
-llama.cpp rounds activations to int8 blocks (quantised weights), f16 or bf16 and keeps f16 keys and values, so its logits
-are only one rounding of the model. This file computes the same network in float64 from dequantised weights; both the
+llama.cpp rounds activations to int8 blocks (quantised weights), f16 or bf16 and keeps f16 keys and values, so its
+logits are only one rounding of the model. This file computes the same network in float64 from dequantised weights; both the
 peer's and our own error can be measured against it. Weights are read and dequantised by the gguf package.
 
     x = embed[t];  per layer: x += Wo . attn(rope(Wq n), rope(Wk n), Wv n),  n = rmsnorm(x) * g1
                               x += Wdown . (silu(Wgate n) * (Wup n)),        n = rmsnorm(x) * g2
     logits = Wout . (rmsnorm(x) * g)
 
-Rotary pairs are neighbours (2i, 2i+1), as GGUF stores llama weights; grouped query heads share key/value head h // group.
+Rotary pairs are neighbours (2i, 2i+1), as GGUF stores llama weights; query head h uses key/value head h // group.
 Needs about 9 bytes of memory per weight while a layer is used; weights are dequantised once per call of `forward`.
 """
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReferenceLlama:
         self.heads, self.kv_heads = int(value("attention.head_count")), int(value("attention.head_count_kv"))
         self.head_dim = self.width // self.heads
         if int(value("rope.dimension_count")) != self.head_dim:
-            raise ValueError(f"{path}: rotary dimensions differ from the head size {self.head_dim}, which is not covered")
+            raise ValueError(f"{path}: only models whose rotary dimensions are the head size {self.head_dim} are covered")
         self.theta, self.eps = float(value("rope.freq_base")), float(value("attention.layer_norm_rms_epsilon"))
 
     def weight(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
