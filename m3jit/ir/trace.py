@@ -293,3 +293,155 @@ class TraceXp:
         x = self.tensor(x)
         d = x.shape[self.axis(x, axis)]
         return self.const(d) if isinstance(d, int) else self.node("dim", I64T, dim=d)
+
+    def is_zero(self, v: Any) -> bool:
+        return v == 0 if isinstance(v, (int, float)) else v.op == "const" and v.attrs["value"] == 0
+
+    def scalar(self, op: str, a: Any, b: Any = None, c: Any = None) -> Node:
+        args = [v if isinstance(v, Node) and v.type == B1T else self.as_scalar(v) for v in (a, b, c) if v is not None]
+        want, result = SCALAR_SIGNATURES[op]
+        if op == "select":
+            want = (B1T, args[1].type, args[1].type)
+            result = args[1].type
+        if tuple(x.type for x in args) != want:
+            raise Untraceable(f"{op} of {[x.type for x in args]}")
+        if op in _FOLD and all(x.op == "const" for x in args):
+            return self.const(wrap64(_FOLD[op](*[x.attrs["value"] for x in args])))
+        if op in ("div", "mod") and not (args[1].op == "const" and args[1].attrs["value"] not in (0, -1)):
+            zero = self.const(0)
+            self.r.check(self.node("ne", B1T, args[1], zero), "division by zero")
+        return self.node(op, result, *args)
+
+    def compare(self, a: Any, b: Any) -> Node:
+        """Flags of a COMPARE; a one-element tensor compares as its element."""
+        x, y = (self.element(v, 0) if isinstance(v, Node) and v.is_tensor and v.type.count() == 1
+                else self.as_scalar(v) for v in (a, b))
+        if x.type != y.type:
+            if isinstance(b, (int, float)):
+                y = self.const(float(b) if x.type == F64T else int(b))
+            if x.type != y.type or (isinstance(b, float) and x.type == I64T and b != int(b)):
+                raise Untraceable("compare of an integer with a float")
+        return self.node("compare", I64T, x, y)
+
+    def element(self, x, index: Any) -> Node:
+        """Element `index` of the flattened tensor as a scalar; the index must be visibly in range."""
+        x = self.tensor(x)
+        if not isinstance(index, int):
+            raise Untraceable("element index in a register")
+        total = x.type.count()
+        if x.dtype.is_block or x.dtype.kind == "bool" or not isinstance(total, int) or not 0 <= index < total:
+            raise Untraceable("element")
+        return self.node("element", F64T if x.dtype.kind == "float" else I64T, x, index=index)
+
+    # -- matrices and models --------------------------------------------------------------------------------------------
+    def matmul(self, x, w, transposed: bool = False):
+        x, w = self.tensor(x), self.tensor(w)
+        if x.rank < 1 or w.rank != 2 or x.dtype not in T.FLOATS or (w.dtype not in T.FLOATS and not w.dtype.is_block):
+            raise Untraceable("matmul operands")
+        n, k = (w.shape[0], w.shape[1]) if transposed else (w.shape[1], w.shape[0])
+        if not self.same(x.shape[-1], k) or (w.dtype.is_block and not transposed):
+            raise Untraceable(f"matmul {x.shape} by {w.shape}")
+        return self.node("matmul", TensorType(T.F32, (*x.shape[:-1], n)), x, w, transposed=transposed)
+
+    def quantize_activation(self, x, block: int):
+        x = self.tensor(x)
+        k = x.shape[-1]
+        if x.dtype is not T.F32 or not isinstance(k, int) or k % block:
+            raise Untraceable("quantize_activation")
+        return self.node("quantize_activation", OpaqueType(f"q8/{block}"), x, block=block)
+
+    def qmatmul(self, x, w):
+        x, w = self.tensor(x), self.tensor(w)
+        if w.rank != 2 or w.dtype.name not in QUANT_BLOCKS or x.shape[-1] != w.shape[1]:
+            raise Untraceable(f"qmatmul {x.type} by {w.type}")
+        if w.op != "weight":
+            raise Untraceable("qmatmul needs a weight that is known when the region is compiled")
+        if x.dtype is not T.F32:
+            x = self.cast(x, T.F32)
+        q = self.quantize_activation(x, QUANT_BLOCKS[w.dtype.name])
+        return self.node("qdot", TensorType(T.F32, (*x.shape[:-1], w.shape[0])), q, w)
+
+    def embed(self, ids, table):
+        table = self.tensor(table)
+        if isinstance(ids, int) or (isinstance(ids, Node) and ids.is_scalar):
+            ids = self.node("from_scalar", TensorType(T.I64, (1,)), self.as_scalar(ids))
+        ids = self.tensor(ids)
+        if ids.dtype not in (T.I32, T.I64) or table.rank != 2 or not isinstance(table.shape[0], int):
+            raise Untraceable("embed operands")
+        ok = self.node("in_bounds", B1T, ids, limit=table.shape[0])
+        self.r.check(ok, "token id outside the table")
+        shape = (ids.type.count(), table.shape[1])
+        return self.node("embed", TensorType(T.F32, shape), ids, table)
+
+    def rope(self, x, pos, *, head_dim, theta, pairing, scale=1.0, factors=None):
+        x = self.tensor(x)
+        if x.rank < 2 or x.dtype is not T.F32 or not isinstance(x.shape[-1], int) or x.shape[-1] % head_dim:
+            raise Untraceable("rope")
+        args = [x, self.as_scalar(pos)] + ([] if factors is None else [self.tensor(factors)])
+        return self.node("rope", x.type, *args, head_dim=head_dim, theta=theta, pairing=pairing, scale=scale)
+
+    def _attention_shapes(self, q, heads, kv_heads, head_dim):
+        if q.rank != 2 or q.dtype is not T.F32 or q.shape[1] != heads * head_dim or heads % kv_heads:
+            raise Untraceable(f"attention query {q.type} with {heads} heads of {head_dim}")
+
+    def attention(self, q, k, v, *, heads, kv_heads, head_dim, scale, causal, window, softcap, past=0):
+        q, k, v = map(self.tensor, (q, k, v))
+        self._attention_shapes(q, heads, kv_heads, head_dim)
+        if any(t.dtype is not T.F32 or t.rank != 2 or t.shape[1] != kv_heads * head_dim for t in (k, v)):
+            raise Untraceable("attention keys or values")
+        if not self.same(k.shape[0], v.shape[0]):
+            raise Untraceable("attention: keys and values differ in number")
+        return self.node("attention", q.type, q, k, v, self.as_scalar(past), heads=heads, kv_heads=kv_heads,
+                         head_dim=head_dim, scale=scale, causal=causal, window=window, softcap=softcap)
+
+    def kv_append(self, kv, layer: int, k, v, *, kv_heads, head_dim):
+        if not isinstance(kv, KVRef):
+            raise Untraceable("the KV operand is not a stream in an S register")
+        k, v = self.tensor(k), self.tensor(v)
+        if any(t.dtype is not T.F32 or t.rank != 2 or t.shape[1] != kv_heads * head_dim for t in (k, v)) or \
+                not self.same(k.shape[0], v.shape[0]):
+            raise Untraceable("kv_append operands")
+        if kv.heads is None:
+            kv.heads, kv.head_dim = kv_heads, head_dim
+        if (kv.heads, kv.head_dim) != (kv_heads, head_dim):
+            raise Untraceable("the stream has another geometry")
+        past = kv.lengths.get(layer)
+        if past is None:
+            past = self.r.kv_length(kv, layer)
+        self.r.abandon_point()
+        out = kv.copy()
+        out.lengths[layer] = self.node("kv_append", I64T, k, v, past, kv=kv.key, layer=layer, kv_heads=kv_heads,
+                                       head_dim=head_dim, dtype=kv.dtype)
+        return out
+
+    def kv_attention(self, q, kv, layer: int, *, heads, kv_heads, head_dim, scale, causal, window, softcap):
+        q = self.tensor(q)
+        if not isinstance(kv, KVRef) or layer not in kv.lengths:
+            raise Untraceable("attention over a stream without rows appended in this region")
+        self._attention_shapes(q, heads, kv_heads, head_dim)
+        return self.node("kv_attention", q.type, q, kv.lengths[layer], kv=kv.key, layer=layer, heads=heads,
+                         kv_heads=kv_heads, head_dim=head_dim, scale=scale, causal=causal, window=window,
+                         softcap=softcap, dtype=kv.dtype)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def refuse(*_args, **_kw):
+            raise Untraceable(f"{name} has no compiled form")
+        return refuse
+
+
+QUANT_BLOCKS = {"Q8_0": 32, "Q4_0": 32, "Q4_1": 32, "Q4_K": 256, "Q6_K": 256}
+
+_I, _F, _B = I64T, F64T, B1T
+SCALAR_SIGNATURES: dict[str, tuple[tuple[ScalarType, ...], ScalarType | None]] = {
+    **{op: ((_I, _I), _I) for op in ("add", "sub", "mul", "div", "mod", "and", "or", "xor", "shl", "shr", "sar", "min",
+                                     "max")},
+    "neg": ((_I,), _I), "fneg": ((_F,), _F), "fsqrt": ((_F,), _F),
+    **{op: ((_F, _F), _F) for op in ("fadd", "fsub", "fmul", "fdiv", "fmin", "fmax")},
+    **{op: ((_I, _I), _B) for op in ("eq", "ne", "lt", "le")},
+    **{op: ((_F, _F), _B) for op in ("feq", "fne", "flt", "fle")},
+    "bool_and": ((_B, _B), _B), "bool_or": ((_B, _B), _B), "bool_not": ((_B,), _B),
+    "i2f": ((_I,), _F), "f2i": ((_F,), _I), "select": ((), None),
+}
