@@ -55,7 +55,9 @@ class Setting(NamedTuple):
 
 
 # llama.cpp takes a quantised value cache with flash attention only
-SETTINGS = (Setting(False, "f16"), Setting(False, "f32"), Setting(True, "f16"), Setting(True, "f32"), Setting(True, "q8_0"))
+SETTINGS = (
+    Setting(False, "f16"), Setting(False, "f32"), Setting(True, "f16"), Setting(True, "f32"), Setting(True, "q8_0"),
+)
 
 
 class PeerError(RuntimeError):
@@ -319,7 +321,8 @@ def print_table(report: dict[str, Any]) -> None:
             taken = row[kind]
             print(
                 f"{row['threads']} thread(s)  {kind:8} {length:>3} tokens: "
-                f"{taken['tokens_per_second']:7.1f} tok/s median ({taken['worst']:.1f}..{taken['best']:.1f}), {taken['setting']}"
+                f"{taken['tokens_per_second']:7.1f} tok/s median "
+                f"({taken['worst']:.1f}..{taken['best']:.1f}), {taken['setting']}"
             )
 
 

@@ -1,8 +1,8 @@
 """A float64 NumPy forward pass of GGUF models of the `llama` architecture: the exact model behind rounding executors.
 
 llama.cpp rounds activations to int8 blocks (quantised weights), f16 or bf16 and keeps f16 keys and values, so its
-logits are only one rounding of the model. This file computes the same network in float64 from dequantised weights; both the
-peer's and our own error can be measured against it. Weights are read and dequantised by the gguf package.
+logits are only one rounding of the model. This file computes the same network in float64 from dequantised weights;
+both the peer's and our own error can be measured against it. Weights are read and dequantised by the gguf package.
 
     x = embed[t];  per layer: x += Wo . attn(rope(Wq n), rope(Wk n), Wv n),  n = rmsnorm(x) * g1
                               x += Wdown . (silu(Wgate n) * (Wup n)),        n = rmsnorm(x) * g2
@@ -33,7 +33,7 @@ class ReferenceLlama:
         self.heads, self.kv_heads = int(value("attention.head_count")), int(value("attention.head_count_kv"))
         self.head_dim = self.width // self.heads
         if int(value("rope.dimension_count")) != self.head_dim:
-            raise ValueError(f"{path}: only models whose rotary dimensions are the head size {self.head_dim} are covered")
+            raise ValueError(f"{path}: only rotary dimensions equal to the head size {self.head_dim} are covered")
         self.theta, self.eps = float(value("rope.freq_base")), float(value("attention.layer_norm_rms_epsilon"))
 
     def weight(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
