@@ -2,8 +2,10 @@
 
 import os
 
+from m3jit.errors import UserError
 
-class ModelFileError(Exception):
+
+class ModelFileError(UserError):
     """A model file is damaged, hostile, or of a kind that is not supported.
 
     Message: `FILE: byte OFFSET: ITEM: what is wrong; expected EXPECTED. REMEDY`, parts that do not apply left out.

@@ -13,7 +13,7 @@ from m3jit.models.gguf_file import GGUFFile
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.pretokenizers import PRE_TOKENIZERS
 from m3jit.models.scored_pairs import SPACE, ScoredPairEncoder
-from m3jit.models.vocabulary import TokenKind, Vocabulary
+from m3jit.models.vocabulary import WHOLE_TEXT_KINDS, TokenKind, Vocabulary
 
 _KEY = "tokenizer.ggml."
 _HIDDEN = (TokenKind.CONTROL, TokenKind.UNKNOWN)
@@ -52,7 +52,7 @@ class Tokenizer:
                                      item=_KEY + "pre", expected="one of " + ", ".join(sorted(PRE_TOKENIZERS)))
             self._pre = PRE_TOKENIZERS[name]
             adds_bos = self._pre.add_bos
-            self.vocabulary = Vocabulary(file, 11, 11, None)
+            self.vocabulary = Vocabulary(file, None, None, None)
             if _KEY + "merges" not in file.metadata:
                 file.value(_KEY + "merges", list)  # raises, naming the key
         elif self.model == "llama":
@@ -172,8 +172,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of `ids`; bytes that form no UTF-8 become U+FFFD. special: write control tokens out.
 
-        Where encoding puts a space before the text ("llama" models), the first one is taken away again, so that
-        decode(encode(text)) == text.
+        Where encoding puts a space before text ("llama" models, at the start and after special tokens), it is taken
+        away again, so that decode(encode(text)) == text.
         """
         stream = StreamDecoder(self, special, strip_space=True)
         return "".join([stream.feed(token) for token in ids]) + stream.flush()
@@ -182,24 +182,26 @@ class Tokenizer:
 class StreamDecoder:
     """Token ids in, text out, as soon as it is certain: a code point spread over several tokens comes out whole.
 
-    strip_space: drop the space that encoding put before the text (see Tokenizer.decode); leave it False when the
-    tokens continue a prompt. The pieces joined, with `flush`, are what Tokenizer.decode gives for all ids at once.
+    strip_space: drop the spaces that encoding put in (see Tokenizer.decode); leave it False when the tokens continue a
+    prompt. The pieces joined, with `flush`, are what Tokenizer.decode gives for all ids at once.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: bool = False, strip_space: bool = False) -> None:
         self._tokenizer, self._special = tokenizer, special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = strip_space and tokenizer.adds_space
-        self._at_start = True
+        self._after_special = True
 
     def feed(self, token: int) -> str:
         """The text that `token` completes; "" while a code point is unfinished."""
         raw = self._tokenizer.decode_bytes(token, self._special)
         if self._strip:
-            if self._at_start and self._tokenizer.adds_bos and token == self._tokenizer.bos:
-                self._at_start = False  # the begin token itself; the space is still to come
-                return self._utf8.decode(raw)
-            self._strip, raw = False, raw[1:] if raw.startswith(b" ") else raw
+            if int(self._tokenizer.vocabulary.kinds[token]) in WHOLE_TEXT_KINDS:
+                self._after_special = True
+            else:
+                if self._after_special and raw.startswith(b" "):
+                    raw = raw[1:]
+                self._after_special = False
         return self._utf8.decode(raw)
 
     def flush(self) -> str:

@@ -20,6 +20,9 @@ class TokenKind(IntEnum):
     UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 
 
+# Kinds looked for in raw text as a whole, before it is cut into words.
+WHOLE_TEXT_KINDS = (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)
+
 # Files rarely say which tokens end a turn, so programs go by name. The first name present is the end-of-turn token;
 # all of them, and the fill-in-the-middle separators, end generation. The lists are those llama.cpp recognises.
 _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>",
@@ -154,6 +157,6 @@ class Vocabulary:
 
     def partition_order(self) -> list[tuple[str, int]]:
         """Tokens looked for in raw text before anything else, (text, id): longest first, as UTF-8; equals by id."""
-        wanted = np.isin(self.kinds, (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN))
+        wanted = np.isin(self.kinds, WHOLE_TEXT_KINDS)
         found = [(self.texts[int(index)] or f"[EMPTY_{index}]", int(index)) for index in np.flatnonzero(wanted)]
         return sorted(found, key=lambda item: -len(item[0].encode()))
