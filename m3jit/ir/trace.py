@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from m3jit.ir.tensor import (B1T, F64T, I64T, Dim, Node, OpaqueType, ScalarType, Sym, TensorType, dim_add, dim_mul)
+from m3jit.ir.eager_scalar import UNORDERED, round_immediate
 from m3jit.isa import types as T
 from m3jit.isa.types import DType
 
@@ -312,16 +313,27 @@ class TraceXp:
             self.r.check(self.node("ne", B1T, args[1], zero), "division by zero")
         return self.node(op, result, *args)
 
-    def compare(self, a: Any, b: Any) -> Node:
-        """Flags of a COMPARE; a one-element tensor compares as its element."""
-        x, y = (self.element(v, 0) if isinstance(v, Node) and v.is_tensor and v.type.count() == 1
-                else self.as_scalar(v) for v in (a, b))
+    def number_kind(self, *values: Any) -> str:
+        """"int" or "float": the kind all values share."""
+        kinds = {self.as_scalar(v).type for v in values}
+        if len(kinds) != 1 or B1T in kinds:
+            raise Untraceable("operands of different kinds")
+        return "float" if F64T in kinds else "int"
+
+    def compare(self, a: Any, b: Any, immediate: bool = False) -> Node:
+        """Flags of a COMPARE; a one-element tensor compares as its element, an immediate takes a's kind first."""
+        x = self._as_number(a)
+        if immediate:
+            b = round_immediate(b, x.type == F64T)
+            if b != b:
+                return self.const(UNORDERED)
+        y = self._as_number(b)
         if x.type != y.type:
-            if isinstance(b, (int, float)):
-                y = self.const(float(b) if x.type == F64T else int(b))
-            if x.type != y.type or (isinstance(b, float) and x.type == I64T and b != int(b)):
-                raise Untraceable("compare of an integer with a float")
+            raise Untraceable("compare of an integer with a float")
         return self.node("compare", I64T, x, y)
+
+    def _as_number(self, v: Any) -> Node:
+        return self.element(v, 0) if isinstance(v, Node) and v.is_tensor and v.type.count() == 1 else self.as_scalar(v)
 
     def element(self, x, index: Any) -> Node:
         """Element `index` of the flattened tensor as a scalar; the index must be visibly in range."""

@@ -198,6 +198,20 @@ class EnumField(Field):
 
 
 @dataclass(frozen=True)
+class FlaggedEnum(EnumField):
+    """An EnumField whose presence is a bit of FLAGS (PRIORITY: 5, FUSED_ACT: 2).  Value None: absent, byte zero."""
+    bit: int = 5
+
+    def encode(self, frame, base, value):
+        if value is not None:
+            super().encode(frame, base, value)
+            frame[1] |= 1 << self.bit
+
+    def decode(self, frame, base):
+        return super().decode(frame, base) if frame[1] >> self.bit & 1 else None
+
+
+@dataclass(frozen=True)
 class FlagField(Field):
     """A bit of FLAGS (in_payload: of a payload byte).  Written bare: `TRANSPOSE`; `off_word` names the other value."""
     bit: int = 0
@@ -447,6 +461,11 @@ def Enum(words: str, numbers: tuple[int, ...] | None = None, bare: bool = True) 
     """Enum("SUM MEAN MAX")[0]: words in number order, or with explicit numbers."""
     w = tuple(words.split())
     return EnumField(words=w, numbers=numbers or tuple(range(len(w))), bare=bare)
+
+
+def Priority() -> FlaggedEnum:
+    """PRIORITY, or the bare word: GREEN BLUE RED; None when absent."""
+    return FlaggedEnum(words=("GREEN", "BLUE", "RED"), numbers=(0, 1, 2), bit=5)
 
 
 def Flag(bit: int, off_word: str = "") -> FlagField:
