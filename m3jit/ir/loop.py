@@ -216,7 +216,7 @@ class Builder:
         self._stack[-1].append(v)
         return v
 
-    def pure(self, op: str, *args: Value, **attrs: Any) -> Value:
+    def pure(self, op: str, /, *args: Value, **attrs: Any) -> Value:
         count, _ = PURE[op]
         if len(args) != count:
             raise LoopError(f"{self.name}: {op} takes {count} operands, got {len(args)}")

@@ -1,0 +1,125 @@
+"""Weight layouts of the matmul kernels.
+
+Block types are kept in layout **R16**: rows in tiles of 16 (missing rows are zero bytes), tile after tile; in a tile,
+block after block along K.  A tile-block holds exactly the bytes of the 16 file blocks, permuted into the order of use,
+scales first, so a layout is as large as the file's rows (padded to 16).  "Vector" below: 64 bytes, 16 rows x 4 bytes,
+byte 4r + i belongs to row r.
+
+Q8_0  544 bytes  d f16[16]; 8 vectors: vector v = q[4v .. 4v+3] + 128 (biased to unsigned)
+Q4_0  288        d f16[16]; 4 vectors: vector v = file bytes qs[4v .. 4v+3]: low nibbles are elements 4v + i, high
+                 nibbles 16 + 4v + i (values 0..15, bias 8 removed by the kernel)
+Q4_1  320        d f16[16], m f16[16]; 4 vectors as Q4_0
+Q4_K  2304       d f16[16], dmin f16[16]; 3 vectors: the 12 bytes of packed 6-bit scales and mins; 32 vectors:
+                 vector 8c + v (c = 0..3) = file bytes qs[32c + 4v ..]: low nibbles are elements 64c + 4v + i of the
+                 super-block (sub-block 2c), high nibbles 64c + 32 + 4v + i (sub-block 2c + 1)
+Q6_K  3360       d f16[16]; scales i8[16 sub-blocks][16 rows]; 48 vectors: 4 groups g = 2h + s of 12 (half h of 128
+                 elements, s = 0..1), each ql[64h + 16s + 4v ..], v = 0..3, then ql[64h + 32 + 16s + 4v ..], then
+                 qh[32h + 16s + 4v ..].  With a, b, c their vectors v: (a & 15) | (c & 3) << 4 are elements
+                 128h + 16s + 4v + i (sub-block 8h + s), (b & 15) | (c >> 2 & 3) << 4 those 32 on (sub-block
+                 8h + s + 2), (a >> 4) | (c >> 4 & 3) << 4 and (b >> 4) | (c >> 6) << 4 the next two; values 0..63
+
+F32, F16 and BF16 weights stay as in the file: row-major [N, K].
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from m3jit.isa.types import DType, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
+
+ROWS = 16                                    # rows of a tile = lanes of the kernels that read it
+PACKED = (Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)      # dtypes with an R16 layout
+
+
+class LayoutError(ValueError):
+    """A matrix that has no such layout."""
+
+
+def check(dtype: DType, rows: int, cols: int) -> None:
+    """Raises LayoutError unless (dtype, rows, cols) can be packed."""
+    if dtype not in PACKED:
+        raise LayoutError(f"{dtype.name} has no R16 layout; expected one of {', '.join(d.name for d in PACKED)}")
+    if rows < 0 or cols < 0 or cols % dtype.block:
+        raise LayoutError(f"{dtype.name} weights need a row length that is a multiple of {dtype.block}, got "
+                          f"{rows} x {cols}")
+
+
+def packed_bytes(dtype: DType, rows: int, cols: int) -> int:
+    """Size of the R16 layout of a [rows, cols] matrix."""
+    check(dtype, rows, cols)
+    return -(-rows // ROWS) * ROWS * dtype.row_bytes(cols)
+
+
+def tile_block_bytes(dtype: DType) -> int:
+    """Bytes of one block of 16 rows."""
+    return ROWS * dtype.nbytes
+
+
+# dtype -> list of (offset in the file block, bytes per item, items) in the order of the tile-block's fields; an item
+# of all 16 rows stands together.  Two-byte items are scales, four-byte items the words of vectors.
+_FIELDS: dict[str, list[tuple[int, int, int]]] = {
+    "Q8_0": [(0, 2, 1), (2, 4, 8)],
+    "Q4_0": [(0, 2, 1), (2, 4, 4)],
+    "Q4_1": [(0, 2, 1), (2, 2, 1), (4, 4, 4)],
+    "Q4_K": [(0, 2, 1), (2, 2, 1), (4, 4, 3), (16, 4, 32)],
+    "Q6_K": [(208, 2, 1), (192, 1, 16)] + [
+        (start, 4, 4) for h in range(2) for s in range(2)
+        for start in (64 * h + 16 * s, 64 * h + 32 + 16 * s, 128 + 32 * h + 16 * s)],
+}
+
+
+def _views(dtype: DType, file: np.ndarray, tile: np.ndarray):
+    """Pairs of equally shaped views [tiles, blocks, items, 16 rows] of whole tiles in file and in R16 order."""
+    tiles, _, blocks, size = file.shape
+    row, at = file.strides[1], 0
+    for start, width, items in _FIELDS[dtype.name]:
+        kind = {1: "u1", 2: "<u2", 4: "<u4"}[width]
+        source = np.ndarray((tiles, blocks, items, ROWS), kind, file, start, (file.strides[0], size, width, row))
+        target = np.ndarray((tiles, blocks, items, ROWS), kind, tile, at,
+                            (tile.strides[0], tile.strides[1], width * ROWS, width))
+        yield source, target
+        at += ROWS * width * items
+
+
+def repack(dtype: DType, raw: np.ndarray, rows: int, cols: int, out: np.ndarray | None = None) -> np.ndarray:
+    """R16 bytes (uint8, 1-D) of a matrix given as the file's row-major block bytes; `out` may be a mapped file."""
+    check(dtype, rows, cols)
+    row_bytes = dtype.row_bytes(cols)
+    raw = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+    if raw.size != rows * row_bytes:
+        raise LayoutError(f"{dtype.name} {rows} x {cols} needs {rows * row_bytes} bytes, got {raw.size}")
+    size = packed_bytes(dtype, rows, cols)
+    if out is None:
+        out = np.empty(size, np.uint8)
+    if out.size != size:
+        raise LayoutError(f"{dtype.name} {rows} x {cols} packs into {size} bytes, the given buffer has {out.size}")
+    whole = rows // ROWS
+    _repack_tiles(dtype, raw[:whole * ROWS * row_bytes], out[:whole * ROWS * row_bytes], cols)
+    if rows % ROWS:
+        last = np.zeros(ROWS * row_bytes, np.uint8)
+        last[:raw.size - whole * ROWS * row_bytes] = raw[whole * ROWS * row_bytes:]
+        _repack_tiles(dtype, last, out[whole * ROWS * row_bytes:], cols)
+    return out
+
+
+def _repack_tiles(dtype: DType, raw: np.ndarray, out: np.ndarray, cols: int) -> None:
+    blocks = cols // dtype.block
+    file = raw.reshape(-1, ROWS, blocks, dtype.nbytes)
+    tile = out.reshape(-1, blocks, tile_block_bytes(dtype))
+    if not tile.size:
+        return
+    for source, target in _views(dtype, file, tile):
+        target[...] = source
+        if dtype is Q8_0 and target.dtype.itemsize == 4:
+            target ^= np.uint32(0x80808080)
+
+
+def unpack(dtype: DType, packed: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    """The inverse of `repack`: row-major block bytes, uint8 [rows, row_bytes]."""
+    check(dtype, rows, cols)
+    blocks, padded = cols // dtype.block, -(-rows // ROWS) * ROWS
+    out = np.empty((padded // ROWS, ROWS, blocks, dtype.nbytes), np.uint8)
+    tile = np.ascontiguousarray(packed).reshape(padded // ROWS, blocks, tile_block_bytes(dtype))
+    if tile.size:
+        for source, target in _views(dtype, out, tile):
+            source[...] = target ^ np.uint32(0x80808080) if dtype is Q8_0 and target.dtype.itemsize == 4 else target
+    return out.reshape(padded, dtype.row_bytes(cols))[:rows].copy()

@@ -1,0 +1,33 @@
+"""R16 layouts: exact sizes, invertible, documented positions."""
+import numpy as np
+import pytest
+
+from m3jit.isa.types import DTYPES, F32
+from m3jit.kernels import layout
+
+
+@pytest.mark.parametrize("rows, cols", ((1, 256), (16, 512), (50, 768), (0, 256)))
+@pytest.mark.parametrize("dtype", layout.PACKED, ids=lambda d: d.name)
+def test_unpack_inverts_repack(dtype, rows, cols):
+    raw = np.random.default_rng(rows).integers(0, 256, (rows, dtype.row_bytes(cols)), dtype=np.uint8)
+    packed = layout.repack(dtype, raw, rows, cols)
+    assert packed.size == layout.packed_bytes(dtype, rows, cols) == -(-rows // 16) * 16 * dtype.row_bytes(cols)
+    assert np.array_equal(layout.unpack(dtype, packed, rows, cols), raw)
+
+
+def test_documented_positions_of_q8_0():
+    """Tile 1, block 2, vector 3, row 5, byte 1 is element 13 of block 2 of row 21, biased; scales come first."""
+    d = DTYPES["Q8_0"]
+    raw = np.random.default_rng(0).integers(0, 256, (32, 4, 34), dtype=np.uint8)
+    tile = layout.repack(d, raw, 32, 128).reshape(2, 4, 544)[1, 2]
+    assert tile[32 + 3 * 64 + 4 * 5 + 1] == raw[21, 2, 2 + 13] ^ 0x80
+    assert (tile[2 * 5:2 * 5 + 2] == raw[21, 2, :2]).all()
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises(layout.LayoutError, match="multiple of 32, got 4 x 40"):
+        layout.packed_bytes(DTYPES["Q8_0"], 4, 40)
+    with pytest.raises(layout.LayoutError, match="F32 has no R16 layout"):
+        layout.packed_bytes(F32, 4, 40)
+    with pytest.raises(layout.LayoutError, match="needs 136 bytes, got 10"):
+        layout.repack(DTYPES["Q8_0"], np.zeros(10, np.uint8), 4, 32)
