@@ -1,0 +1,130 @@
+"""Disk cache of compiled code.
+
+Where: $M3JIT_CACHE_DIR, else $XDG_CACHE_HOME/m3jit, else ~/.cache/m3jit; below it `cpu/`.  One file per object, named by
+the hash of everything that can change it (the caller's key).  Files are written beside their place and renamed, so that
+a reader sees a whole file or none, from any number of processes; each carries a checksum, and a file that fails it is
+removed and compiled anew.  The least recently used files go when the total exceeds the limit ($M3JIT_CACHE_MB, default
+512).  A directory that cannot be written (or M3JIT_CACHE_DIR set to the empty string) turns the cache off: `reason` says
+why.
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+_MAGIC = b"m3jitobj1"
+_DIGEST = 16
+_DEFAULT_MB = 512
+_TRIM_EVERY = 64           # stores between two looks at the total size
+
+
+def default_directory() -> Path | None:
+    """Where the cache lives, or None when it is turned off."""
+    given = os.environ.get("M3JIT_CACHE_DIR")
+    if given is not None:
+        return Path(given) / "cpu" if given else None
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "m3jit" / "cpu"
+
+
+class DiskCache:
+    """Content-addressed store of byte strings."""
+
+    def __init__(self, directory: Path | str | None = None, limit_bytes: int | None = None):
+        self.directory = Path(directory) if directory is not None else default_directory()
+        self.limit = limit_bytes if limit_bytes is not None else \
+            int(float(os.environ.get("M3JIT_CACHE_MB", _DEFAULT_MB)) * (1 << 20))
+        self.reason = "" if self.directory is not None else "M3JIT_CACHE_DIR is empty"
+        self.corrupt = 0
+        self._stores = 0
+
+    @property
+    def enabled(self) -> bool:
+        return not self.reason
+
+    def _path(self, key: str) -> Path:
+        return self.directory / key[:2] / key
+
+    def load(self, key: str) -> bytes | None:
+        """The bytes stored under `key` (a hex string), or None.  A damaged file is removed."""
+        if self.directory is None:
+            return None
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        head = len(_MAGIC) + _DIGEST
+        body = data[head:]
+        if data[:len(_MAGIC)] != _MAGIC or hashlib.blake2b(body, digest_size=_DIGEST).digest() != data[len(_MAGIC):head]:
+            self.corrupt += 1
+            _remove(path)
+            return None
+        try:
+            os.utime(path)                 # age counts from the last use
+        except OSError:
+            pass
+        return body
+
+    def store(self, key: str, body: bytes) -> None:
+        """Stores `body`; a failure turns the cache off for this process, with the reason, and is not an error."""
+        if not self.enabled:
+            return
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+            try:
+                with os.fdopen(handle, "wb") as f:
+                    f.write(_MAGIC + hashlib.blake2b(body, digest_size=_DIGEST).digest() + body)
+                os.replace(name, path)
+            except BaseException:
+                _remove(Path(name))
+                raise
+        except OSError as e:
+            self.reason = f"{self.directory}: {e.strerror or e}"
+            return
+        self._stores += 1
+        if self._stores % _TRIM_EVERY == 1:
+            self.trim()
+
+    def entries(self) -> list[tuple[float, int, Path]]:
+        """(time of last use, bytes, path) of every file; files that vanish meanwhile are left out."""
+        found = []
+        if self.directory is None or not self.directory.is_dir():
+            return found
+        for folder in os.scandir(self.directory):
+            if not folder.is_dir():
+                continue
+            try:
+                for f in os.scandir(folder.path):
+                    s = f.stat()
+                    found.append((s.st_mtime, s.st_size, Path(f.path)))
+            except OSError:
+                continue
+        return found
+
+    def trim(self) -> None:
+        """Removes least recently used files until the total is below 7/8 of the limit, if it exceeds the limit."""
+        entries = sorted(self.entries(), key=lambda e: (e[0], e[2].name))
+        total = sum(size for _, size, _ in entries)
+        if total <= self.limit:
+            return
+        for _, size, path in entries:
+            if total <= self.limit * 7 // 8:
+                break
+            _remove(path)
+            total -= size
+
+    def clear(self) -> None:
+        for _, _, path in self.entries():
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:
+        pass

@@ -1,0 +1,313 @@
+"""CPU engine: compiles kernels and plans to native code, keeps it in memory and on disk, runs it.
+
+API (everything others call)
+----------------------------
+::
+
+    engine = Engine("native")                 # or "baseline", "avx2", "avx512", or a CpuTarget
+    region = engine.region(plan)              # compiles what is not compiled or cached; the same plan object is kept
+    exit = region.run(frame, nthreads=2)      # frame: C-contiguous np.int64 array of >= plan.words words, kept alive by
+                                              # the caller; sets frame[FrameWord.RETIRED], [EXIT]; returns the exit number
+    call = region.bind(frame, nthreads=2)     # the same launch prepared: `exit = call()` costs about 0.3 us
+    region.address                            # void region(i64 thread, i64 nthreads, ptr frame, ptr sync): for C, numba;
+                                              # with nthreads 1 sync may be null
+    region.call_address, call.argument        # i64 launch(ptr argument): a bound launch for native callers (uses the pool)
+
+    f = engine.kernel(kernel)                 # for tests and tools: one kernel alone
+    f(args, nthreads=1)                       # args: one entry per kernel parameter, NumPy arrays (written in place) for
+                                              # ptr, Python numbers for scalars
+
+    engine.supports(kernel)                   # bool;  engine.refusal(kernel) -> str | None says why not
+    engine.llvm_ir(kernel_or_plan)            # text
+    engine.assembly(kernel_or_plan)           # text
+    engine.statistics                         # .compiled, .compile_ms, .cached, .cache_ms, .reused; str() is readable
+
+A region whose plan has no parallel launch and no copy runs on the calling thread whatever nthreads says.  Calls release
+the interpreter lock.  Regions may be run from several Python threads at once: one of them gets the worker threads, the
+others run alone; results are the same bytes.  Engines may be used from several Python threads.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Sequence
+
+import numpy as np
+
+from m3jit.backends.cpu import pool as worker_pool
+from m3jit.backends.cpu import render, runtime
+from m3jit.backends.cpu.cache import DiskCache
+from m3jit.backends.cpu.region import SYMBOL, is_parallel, render_region
+from m3jit.backends.cpu.target import CpuTarget
+from m3jit.ir.loop import Kernel
+from m3jit.ir.plan import Exit, FrameWord, Launch, Plan, PlanBlock, Scalar
+
+_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_PLANS_KEPT = 1024
+
+
+@dataclass
+class Statistics:
+    """What became of the units (kernels and regions) asked for."""
+    compiled: int = 0          # by LLVM
+    compile_ms: float = 0.0
+    cached: int = 0            # object code found on disk
+    cache_ms: float = 0.0
+    reused: int = 0            # already loaded in this process
+
+    def __str__(self) -> str:
+        return (f"compiled {self.compiled} ({self.compile_ms:.1f} ms), cached {self.cached} ({self.cache_ms:.1f} ms), "
+                f"reused {self.reused}")
+
+
+@functools.cache
+def _renderer_version() -> str:
+    """Hash of this package's sources and of LLVM's version: code made by another renderer is never loaded."""
+    import llvmlite
+    import llvmlite.binding as llvm
+    h = hashlib.blake2b(f"{llvmlite.__version__} {llvm.llvm_version_info}".encode(), digest_size=16)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        h.update(path.read_bytes())
+    return h.hexdigest()
+
+
+class BoundRegion:
+    """A region with its frame: `call()` launches it and returns the exit number."""
+
+    __slots__ = ("region", "frame", "_words", "argument", "_launch")
+
+    def __init__(self, region: "NativeRegion", frame: np.ndarray, nthreads: int):
+        self.region, self.frame = region, frame
+        pool = region.engine._pool(nthreads) if nthreads > 1 else None
+        self._words = (ctypes.c_int64 * 4)(pool.address if pool else 0, region.address, _frame_address(frame, region),
+                                           nthreads)
+        self.argument = ctypes.addressof(self._words)
+        self._launch = region.engine._launch
+
+    def __call__(self) -> int:
+        return self._launch(self.argument)
+
+
+class NativeRegion:
+    """A compiled plan."""
+
+    def __init__(self, engine: "Engine", plan: Plan, unit: "_Unit", kernels: list["_Unit"]):
+        self.engine, self.plan = engine, plan
+        self.address = unit.address
+        self.call_address = engine._launch_address
+        self.parallel = is_parallel(plan)
+        self._keep = (unit, kernels)
+        self._bound: tuple[np.ndarray, int, int, BoundRegion] | None = None
+
+    def bind(self, frame: np.ndarray, nthreads: int = 1) -> BoundRegion:
+        """Prepares launches with this frame, whose memory must not move.  ValueError: wrong dtype, layout or length.
+
+        A bound region belongs to the process that made it: bind again after a fork."""
+        return BoundRegion(self, frame, nthreads if self.parallel else 1)
+
+    def run(self, frame: np.ndarray, nthreads: int = 1) -> int:
+        """Launches the region; returns the exit number."""
+        b = self._bound
+        generation = self.engine._generation[0]
+        if b is None or b[0] is not frame or b[1] != nthreads or b[2] != generation:
+            bound = self.bind(frame, nthreads)
+            self._bound = (frame, nthreads, generation, bound)
+            return bound()
+        return b[3]()
+
+
+def _frame_address(frame: np.ndarray, region: NativeRegion) -> int:
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.int64 or not frame.flags.c_contiguous:
+        raise ValueError(f"region {region.plan.name}: the frame must be a C-contiguous int64 array, got "
+                         f"{getattr(frame, 'dtype', type(frame).__name__)}")
+    if frame.size < region.plan.words:
+        raise ValueError(f"region {region.plan.name}: the frame has {frame.size} words, the plan needs "
+                         f"{region.plan.words}")
+    return frame.ctypes.data
+
+
+class _Unit:
+    """Loaded code: the linker's handle and the address of its function."""
+    __slots__ = ("tracker", "address")
+
+    def __init__(self, tracker, symbol: str):
+        self.tracker, self.address = tracker, tracker[symbol]
+
+
+class Engine:
+    """Compiles for one target.  TargetError: the host cannot run the level."""
+
+    def __init__(self, target: CpuTarget | str = "native", cache: DiskCache | None = None):
+        import llvmlite.binding as llvm
+        self._llvm = llvm
+        self.target = CpuTarget.for_level(target) if isinstance(target, str) else target
+        self.cache = cache if cache is not None else DiskCache()
+        self.statistics = Statistics()
+        self._lock = threading.RLock()
+        self._machine = self.target.machine()
+        self._layout = str(self._machine.target_data)
+        self._units: dict[str, _Unit] = {}
+        self._digests: OrderedDict[int, tuple[Kernel, str]] = OrderedDict()
+        self._regions: OrderedDict[int, tuple[Plan, NativeRegion]] = OrderedDict()
+        self._names = 0
+        if self.target.runnable:
+            self._jit = llvm.create_lljit_compiler(self.target.machine(jit=True))
+            self._imports = runtime.imports()
+            self._runtime = self._unit("runtime", lambda: runtime.runtime_text(self.target), "m3_launch",
+                                       ("m3_barrier", "m3_agree", "m3_worker", "m3_stop"))
+            for name in ("m3_barrier", "m3_agree"):
+                self._imports[name] = self._runtime.tracker[name]
+            self._launch_address = self._runtime.address
+            self._launch = _LAUNCH(self._launch_address)
+            self.statistics = Statistics()
+        self._generation = worker_pool.generation
+
+    # -- what others call -------------------------------------------------------------------------------------
+    def region(self, plan: Plan) -> NativeRegion:
+        """Native code of a plan."""
+        with self._lock:
+            kept = self._regions.get(id(plan))
+            if kept is not None:
+                self.statistics.reused += 1
+                return kept[1]
+            kernels: dict[str, Kernel] = {}
+            for block in plan.blocks:
+                for s in block.body:
+                    if isinstance(s, Launch):
+                        kernels.setdefault(self.digest(s.kernel), s.kernel)
+            units = {render.kernel_symbol(d): self._kernel_unit(d, k) for d, k in kernels.items()}
+            text = render_region(plan, self.target, self.digest)
+            key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+            unit = self._unit("region " + key, lambda: text, SYMBOL, imports={n: u.address for n, u in units.items()})
+            native = NativeRegion(self, plan, unit, list(units.values()))
+            self._regions[id(plan)] = (plan, native)
+            while len(self._regions) > _PLANS_KEPT:
+                self._regions.popitem(last=False)
+            return native
+
+    def kernel(self, kernel: Kernel) -> Callable[[Sequence, int], None]:
+        """A function of (list of NumPy arrays and numbers in parameter order, nthreads) that runs the kernel."""
+        region = self.region(_single_launch(kernel))
+        first = int(FrameWord.FIRST_FREE)
+
+        def call(args: Sequence, nthreads: int = 1) -> None:
+            if len(args) != len(kernel.params):
+                raise ValueError(f"kernel {kernel.name} takes {len(kernel.params)} arguments, got {len(args)}")
+            frame = np.zeros(region.plan.words, np.int64)
+            frame[FrameWord.BUDGET] = np.iinfo(np.int64).max
+            for i, (p, a) in enumerate(zip(kernel.params, args)):
+                if p.kind == "ptr":
+                    if not a.flags.c_contiguous:
+                        raise ValueError(f"kernel {kernel.name}: argument {p.name} must be C-contiguous")
+                    frame[first + i] = a.ctypes.data
+                elif p.kind in ("f32", "f64"):
+                    frame[first + i:first + i + 1].view(np.float64)[0] = a
+                else:
+                    frame[first + i] = int(a)
+            region.run(frame, nthreads)
+
+        call.region = region
+        return call
+
+    def refusal(self, kernel: Kernel) -> str | None:
+        """Why the kernel cannot be compiled here, or None."""
+        return render.unsupported(kernel)
+
+    def supports(self, kernel: Kernel) -> bool:
+        return self.refusal(kernel) is None
+
+    def llvm_ir(self, what: Kernel | Plan) -> str:
+        """LLVM IR text as rendered, before any pass."""
+        if isinstance(what, Plan):
+            return render_region(what, self.target, self.digest)
+        return render.render_kernel(what, self.target, render.kernel_symbol(self.digest(what)))
+
+    def assembly(self, what: Kernel | Plan) -> str:
+        """Assembly text of the code that would run."""
+        with self._lock:
+            return self._machine.emit_assembly(self._optimised(self.llvm_ir(what)))
+
+    def digest(self, kernel: Kernel) -> str:
+        """kernel.digest(), computed once per kernel object."""
+        kept = self._digests.get(id(kernel))
+        if kept is None:
+            kept = self._digests[id(kernel)] = (kernel, kernel.digest())
+            while len(self._digests) > 8 * _PLANS_KEPT:
+                self._digests.popitem(last=False)
+        return kept[1]
+
+    # -- compiling --------------------------------------------------------------------------------------------
+    def _kernel_unit(self, digest: str, kernel: Kernel) -> _Unit:
+        symbol = render.kernel_symbol(digest)
+        return self._unit("kernel " + digest, lambda: render.render_kernel(kernel, self.target, symbol), symbol)
+
+    def _unit(self, name: str, text: Callable[[], str], symbol: str, more: Sequence[str] = (),
+              imports: dict[str, int] | None = None) -> _Unit:
+        """Loaded code of `name` (unique for its content): from this process, the disk, or LLVM."""
+        unit = self._units.get(name)
+        if unit is not None:
+            self.statistics.reused += 1
+            return unit
+        start = time.perf_counter()
+        key = hashlib.blake2b(f"{name}|{self.target.key}|{_renderer_version()}".encode(), digest_size=20).hexdigest()
+        image = self.cache.load(key)
+        fresh = image is None
+        if fresh:
+            image = self._machine.emit_object(self._optimised(text()))
+        unit = self._units[name] = self._link(image, symbol, more, imports or {})
+        ms = (time.perf_counter() - start) * 1e3
+        if fresh:
+            self.statistics.compiled += 1
+            self.statistics.compile_ms += ms
+            self.cache.store(key, image)
+        else:
+            self.statistics.cached += 1
+            self.statistics.cache_ms += ms
+        return unit
+
+    def _optimised(self, text: str):
+        llvm = self._llvm
+        module = llvm.parse_assembly(
+            f'target triple = "{self.target.triple}"\ntarget datalayout = "{self._layout}"\n{text}')
+        module.verify()
+        builder = llvm.create_pass_builder(self._machine, llvm.create_pipeline_tuning_options(speed_level=2))
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_sroa_pass()
+        passes.run(module, builder)
+        return module
+
+    def _link(self, image: bytes, symbol: str, more: Sequence[str], imports: dict[str, int]) -> _Unit:
+        library = self._llvm.JITLibraryBuilder().add_object_img(image).export_symbol(symbol)
+        for name in more:
+            library.export_symbol(name)
+        for name, address in {**self._imports, **imports}.items():
+            library.import_symbol(name, address)
+        self._names += 1
+        return _Unit(library.link(self._jit, f"unit{self._names}"), symbol)
+
+    # -- threads ----------------------------------------------------------------------------------------------
+    def _pool(self, nthreads: int) -> worker_pool.Pool:
+        pool = worker_pool.shared(self._runtime.tracker["m3_worker"], self._runtime.tracker["m3_stop"],
+                                  (self._jit, self._runtime))
+        pool.grow(nthreads)
+        return pool
+
+
+def _single_launch(kernel: Kernel) -> Plan:
+    """A plan that runs one kernel with its arguments in the frame words from FIRST_FREE on."""
+    body: list = []
+    args = []
+    for i, p in enumerate(kernel.params):
+        word = int(FrameWord.FIRST_FREE) + i
+        value = Scalar("frame", "i64" if p.kind == "i32" else p.kind, attrs={"word": word})
+        body.append(value)
+        args.append(value)
+    body.append(Launch(kernel, args, label=kernel.name))
+    block = PlanBlock("entry", body=body, end=Exit(0, []))
+    return Plan(f"launch_{kernel.name}", int(FrameWord.FIRST_FREE) + len(kernel.params), [block])

@@ -1,0 +1,388 @@
+"""Plan -> LLVM IR text: one SPMD function `void @region(i64 tid, i64 nth, ptr frame, ptr sync)`.
+
+Every thread executes the scalar code; kernels are external functions `k_<digest>`, so that each is compiled and cached
+once however many regions use it.  With nth = 1 `sync` is not touched and may be null.
+
+The floating-point control word is set on entry (round to nearest, denormals kept) and restored on exit.
+
+Polls: with one thread each reads the stop word.  With several, thread 0 reads it and all meet at a barrier; a loop without
+launches would spend its time in barriers, so there only every 256th poll meets.  The budget is compared at every poll.
+"""
+from __future__ import annotations
+
+from typing import Callable
+
+from m3jit.backends.cpu.memory import decode
+from m3jit.backends.cpu.numeric import SCALAR, intrinsic
+from m3jit.backends.cpu.render import kernel_signature, kernel_symbol
+from m3jit.backends.cpu.target import CpuTarget
+from m3jit.backends.cpu.text import LLVM_TYPE, Writer, literal
+from m3jit.ir.loop import MEMORY, Kernel
+from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll, Retire, Scalar,
+                           StoreFrame)
+
+SYMBOL = "region"
+_QUIET_POLLS = 255         # polls between two meetings of the threads in a loop without launches
+_SHARED_COPY = 1 << 16     # smaller copies are made by thread 0 alone
+
+
+class PlanError(Exception):
+    """A malformed plan: always a bug of its builder."""
+
+
+_BINARY = {"add": "add i64", "sub": "sub i64", "mul": "mul i64", "and": "and i64", "or": "or i64", "xor": "xor i64",
+           "fadd": "fadd double", "fsub": "fsub double", "fmul": "fmul double", "fdiv": "fdiv double",
+           "eq": "icmp eq i64", "ne": "icmp ne i64", "lt": "icmp slt i64", "le": "icmp sle i64",
+           "feq": "fcmp oeq double", "fne": "fcmp une double", "flt": "fcmp olt double", "fle": "fcmp ole double",
+           "bool_and": "and i1", "bool_or": "or i1"}
+_SHIFTS = {"shl": "shl", "shr": "lshr", "sar": "ashr"}
+
+
+def is_parallel(plan: Plan) -> bool:
+    """Does any statement share work between threads?  Purely scalar plans are run by one thread."""
+    return any(isinstance(s, Copy) or (isinstance(s, Launch) and s.parallel) for b in plan.blocks for s in b.body)
+
+
+def render_region(plan: Plan, target: CpuTarget, digest: Callable[[Kernel], str]) -> str:
+    """The region's functions and declarations, without triple and data layout."""
+    r = _RegionRenderer(plan, target, digest)
+    body = r.render()
+    signature = "(i64 %tid, i64 %nth, ptr %frame, ptr %sync)"
+    return "\n".join([*sorted(r.w.declared), _entry(target, signature, r.w.declared),
+                      f"define internal void @body{signature} nounwind noinline {{", "entry:", body, "}", ""])
+
+
+def _entry(target: CpuTarget, signature: str, declared: set[str]) -> str:
+    """The exported function: control word, body, control word.  The body is not inlined, so nothing moves across."""
+    if target.arch == "x86_64":
+        return f"""declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define void @{SYMBOL}{signature} nounwind {{
+  %saved = alloca i32
+  %wanted = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %saved)
+  store i32 8064, ptr %wanted
+  call void @llvm.x86.sse.ldmxcsr(ptr %wanted)
+  call void @body(i64 %tid, i64 %nth, ptr %frame, ptr %sync)
+  call void @llvm.x86.sse.ldmxcsr(ptr %saved)
+  ret void
+}}"""
+    return f"""declare i64 @llvm.aarch64.get.fpcr()
+declare void @llvm.aarch64.set.fpcr(i64)
+define void @{SYMBOL}{signature} nounwind {{
+  %saved = call i64 @llvm.aarch64.get.fpcr()
+  call void @llvm.aarch64.set.fpcr(i64 0)
+  call void @body(i64 %tid, i64 %nth, ptr %frame, ptr %sync)
+  call void @llvm.aarch64.set.fpcr(i64 %saved)
+  ret void
+}}"""
+
+
+class _RegionRenderer:
+    def __init__(self, plan: Plan, target: CpuTarget, digest: Callable[[Kernel], str]):
+        self.plan, self.target, self.digest = plan, target, digest
+        self.w = Writer()
+        self.names: dict[int, str] = {}
+        self.labels: dict[int, str] = {}
+        self.phis: dict[int, list] = {}
+        self.edges: dict[int, list[tuple[str, list[Scalar]]]] = {}
+        self.zero: str | None = None
+
+    # -- the function -----------------------------------------------------------------------------------------
+    def render(self) -> str:
+        w = self.w
+        w.line("%retired = alloca i64")
+        w.line("%quiet = alloca i64")
+        w.line("store i64 0, ptr %retired")
+        w.line("store i64 0, ptr %quiet")
+        w.line("%multi = icmp sgt i64 %nth, 1")
+        w.line("%first = icmp eq i64 %tid, 0")
+        budget = w.op(f"getelementptr i64, ptr %frame, i64 {FrameWord.BUDGET.value}")
+        w.line(f"%budget = load i64, ptr {budget}")
+        self._stop_word()
+        blocks = self._reachable()
+        for b in blocks:
+            self.labels[id(b)], self.edges[id(b)] = w.new_block("block"), []
+        w.jump(self.labels[id(blocks[0])])
+        for b in blocks:
+            w.place(self.labels[id(b)])
+            self.phis[id(b)] = w.slot()
+            for p in b.params:
+                self._name(p)
+            for s in b.body:
+                self._statement(s)
+            self._end(b)
+        for b in blocks:
+            for i, p in enumerate(b.params):
+                sources = ", ".join(f"[ {self._ref(args[i])}, %{label} ]" for label, args in self.edges[id(b)])
+                self.phis[id(b)].append(f"  {self._name(p)} = phi {LLVM_TYPE[p.type]} {sources}")
+        return w.text()
+
+    def _stop_word(self) -> None:
+        """%stop: the stop word, or a word that is always zero where the frame holds a null pointer."""
+        w = self.w
+        w.line("%never = alloca i32")
+        w.line("store i32 0, ptr %never")
+        given = w.op(f"load ptr, ptr {w.op(f'getelementptr i64, ptr %frame, i64 {FrameWord.STOP.value}')}")
+        none = w.op(f"icmp eq ptr {given}, null")
+        w.line(f"%stop = select i1 {none}, ptr %never, ptr {given}")
+
+    def _reachable(self) -> list[PlanBlock]:
+        seen: dict[int, PlanBlock] = {}
+        todo = [self.plan.blocks[0]]
+        while todo:
+            b = todo.pop()
+            if id(b) in seen:
+                continue
+            seen[id(b)] = b
+            if isinstance(b.end, Jump):
+                todo.append(b.end.target)
+            elif isinstance(b.end, Branch):
+                todo += [b.end.then, b.end.other]
+        return [b for b in self.plan.blocks if id(b) in seen]
+
+    def _name(self, v: Scalar) -> str:
+        name = self.names.get(id(v))
+        if name is None:
+            name = self.names[id(v)] = self.w.name("s")
+        return name
+
+    def _ref(self, v: Scalar) -> str:
+        if v.op == "const":
+            if v.type == "ptr":
+                value = int(v.attrs["value"])
+                return "null" if value == 0 else f"inttoptr (i64 {literal('i64', value)} to ptr)"
+            return literal(v.type, v.attrs["value"])
+        return self._name(v)
+
+    # -- control ----------------------------------------------------------------------------------------------
+    def _end(self, b: PlanBlock) -> None:
+        w = self.w
+        match b.end:
+            case Jump(target, args):
+                self._edge(target, w.block, args)
+                w.jump(self.labels[id(target)])
+            case Branch(cond, then, then_args, other, other_args):
+                label, rest = self.labels[id(then)], self.labels[id(other)]
+                split = w.new_block("edge") if then is other else None
+                w.branch(self._ref(cond), label, split or rest)
+                self._edge(then, w.block, then_args)
+                if split:                      # one predecessor may give a phi one value only
+                    w.place(split)
+                    w.jump(rest)
+                self._edge(other, w.block, other_args)
+            case Exit(exit, stores):
+                self._leave(exit, stores)
+            case _:
+                raise PlanError(f"plan {self.plan.name}: block {b.name} ends with {b.end!r}")
+
+    def _edge(self, target: PlanBlock, label: str, args: list[Scalar]) -> None:
+        if len(args) != len(target.params):
+            raise PlanError(f"plan {self.plan.name}: {len(args)} arguments for block {target.name} with "
+                            f"{len(target.params)} parameters")
+        self.edges[id(target)].append((label, args))
+
+    def _leave(self, exit: int, stores: list[StoreFrame]) -> None:
+        """Thread 0 writes RETIRED, EXIT and the stores; all return."""
+        w = self.w
+        write, out = w.new_block("write"), w.new_block("out")
+        w.branch("%first", write, out)
+        w.place(write)
+        retired = w.op("load i64, ptr %retired")
+        self._store_word(FrameWord.RETIRED.value, "i64", retired)
+        self._store_word(FrameWord.EXIT.value, "i64", str(exit))
+        for s in stores:
+            self._store_frame(s)
+        w.jump(out)
+        w.place(out)
+        w.line("ret void")
+
+    # -- statements -------------------------------------------------------------------------------------------
+    def _statement(self, s) -> None:
+        w = self.w
+        match s:
+            case Scalar(op="const"):
+                pass
+            case Scalar():
+                self._scalar(s)
+            case Launch():
+                self._launch(s)
+            case Barrier():
+                w.line("store i64 0, ptr %quiet")
+                self._when("%multi", lambda: w.call("void", "m3_barrier", "ptr %sync, i64 %nth", "ptr, i64", " nounwind"))
+            case StoreFrame():
+                self._when("%first", lambda: self._store_frame(s))
+            case Copy():
+                self._copy(s)
+            case Retire(count):
+                r = w.op("load i64, ptr %retired")
+                w.line(f"store i64 {w.op(f'add i64 {r}, {count}')}, ptr %retired")
+            case Poll():
+                self._poll(s)
+            case _:
+                raise PlanError(f"plan {self.plan.name}: unknown statement {s!r}")
+
+    def _when(self, cond: str, then: Callable[[], object]) -> None:
+        w = self.w
+        yes, done = w.new_block("when"), w.new_block("then")
+        w.branch(cond, yes, done)
+        w.place(yes)
+        then()
+        w.jump(done)
+        w.place(done)
+
+    def _store_word(self, word: int, llvm_type: str, value: str) -> None:
+        at = self.w.op(f"getelementptr i64, ptr %frame, i64 {word}")
+        self.w.line(f"store {llvm_type} {value}, ptr {at}")
+
+    def _store_frame(self, s: StoreFrame) -> None:
+        v, x = s.value, self._ref(s.value)
+        if v.type == "b1":
+            x, t = self.w.op(f"zext i1 {x} to i64"), "i64"
+        elif v.type == "f32":
+            x, t = self.w.op(f"fpext float {x} to double"), "double"
+        else:
+            t = LLVM_TYPE[v.type]
+        self._store_word(s.word, t, x)
+
+    def _launch(self, s: Launch) -> None:
+        w, k = self.w, s.kernel
+        if len(s.args) != len(k.params):
+            raise PlanError(f"plan {self.plan.name}: launch of {k.name} with {len(s.args)} arguments, "
+                            f"it has {len(k.params)} parameters")
+        args = []
+        for p, a in zip(k.params, s.args):
+            x = self._ref(a)
+            if (p.kind, a.type) == ("i32", "i64"):
+                x = w.op(f"trunc i64 {x} to i32")
+            elif p.kind != a.type:
+                raise PlanError(f"plan {self.plan.name}: {k.name} takes {p.name} as {p.kind}, the launch gives {a.type}")
+            args.append(f"{LLVM_TYPE[p.kind]} {x}")
+        w.line("store i64 0, ptr %quiet")
+        symbol, types = kernel_symbol(self.digest(k)), kernel_signature(k)
+        if s.parallel:
+            w.call("void", symbol, ", ".join(["i64 %tid", "i64 %nth", *args]), types, " nounwind")
+        else:
+            self._when("%first", lambda: w.call("void", symbol, ", ".join(["i64 0", "i64 1", *args]), types, " nounwind"))
+
+    def _copy(self, s: Copy) -> None:
+        """Thread t copies bytes [t * chunk, (t + 1) * chunk), chunk a multiple of 64."""
+        w = self.w
+        dst, src, n = self._ref(s.dst), self._ref(s.src), self._ref(s.nbytes)
+        w.line("store i64 0, ptr %quiet")
+        large = w.op(f"icmp sge i64 {n}, {_SHARED_COPY}")
+        shared = w.op(f"and i1 {large}, %multi")
+        share = w.op(f"add i64 {w.op(f'udiv i64 {n}, %nth')}, 64")
+        share = w.op(f"and i64 {share}, -64")
+        chunk = w.op(f"select i1 {shared}, i64 {share}, i64 {n}")
+        lo = intrinsic(w, SCALAR, "umin", "i64", w.op(f"mul i64 %tid, {chunk}"), n)
+        hi = intrinsic(w, SCALAR, "umin", "i64", w.op(f"add i64 {lo}, {chunk}"), n)
+        size = w.op(f"sub i64 {hi}, {lo}")
+        to, fro = (w.op(f"getelementptr i8, ptr {p}, i64 {lo}") for p in (dst, src))
+        w.call("void", "llvm.memcpy.p0.p0.i64", f"ptr {to}, ptr {fro}, i64 {size}, i1 false", "ptr, ptr, i64, i1")
+
+    def _poll(self, s: Poll) -> None:
+        w = self.w
+        over = w.op(f"icmp sge i64 {w.op('load i64, ptr %retired')}, %budget")
+        one, many, meet, skip, leave, go = (w.new_block(x) for x in ("one", "many", "meet", "skip", "leave", "go"))
+        w.branch("%multi", many, one)
+        w.place(one)
+        stop = w.op(f"icmp ne i32 {w.op('load atomic i32, ptr %stop monotonic, align 4')}, 0")
+        w.branch(w.op(f"or i1 {over}, {stop}"), leave, go)
+        w.place(many)
+        quiet = w.op("load i64, ptr %quiet")
+        w.branch(w.op(f"icmp eq i64 {quiet}, 0"), meet, skip)
+        w.place(skip)
+        w.line(f"store i64 {w.op(f'sub i64 {quiet}, 1')}, ptr %quiet")
+        w.branch(over, leave, go)
+        w.place(meet)
+        w.line(f"store i64 {_QUIET_POLLS}, ptr %quiet")
+        word = w.call("i32", "m3_agree", "i64 %tid, i64 %nth, ptr %sync, ptr %stop", "i64, i64, ptr, ptr", " nounwind")
+        w.branch(w.op(f"or i1 {over}, {w.op(f'icmp ne i32 {word}, 0')}"), leave, go)
+        w.place(leave)
+        self._leave(s.exit, s.stores)
+        w.place(go)
+
+    # -- scalars ----------------------------------------------------------------------------------------------
+    def _scalar(self, s: Scalar) -> None:
+        self.w.line(f"{self._name(s)} = {self._expression(s, [self._ref(a) for a in s.args])}")
+
+    def _expression(self, s: Scalar, x: list[str]) -> str:
+        """Right-hand side of the scalar's definition; lines it needs are emitted before."""
+        w, op = self.w, s.op
+        if op in _BINARY:
+            return f"{_BINARY[op]} {x[0]}, {x[1]}"
+        if op in _SHIFTS:
+            return f"{_SHIFTS[op]} i64 {x[0]}, {w.op(f'and i64 {x[1]}, 63')}"
+        match op:
+            case "div" | "mod":
+                # INT64_MIN / -1 overflows: divide by 1 instead and fix the result
+                minus = w.op(f"icmp eq i64 {x[1]}, -1")
+                divisor = w.op(f"select i1 {minus}, i64 1, i64 {x[1]}")
+                r = w.op(f"{'sdiv' if op == 'div' else 'srem'} i64 {x[0]}, {divisor}")
+                special = w.op(f"sub i64 0, {x[0]}") if op == "div" else "0"
+                return f"select i1 {minus}, i64 {special}, i64 {r}"
+            case "neg":
+                return f"sub i64 0, {x[0]}"
+            case "fneg":
+                return f"fneg double {x[0]}"
+            case "bool_not":
+                return f"xor i1 {x[0]}, true"
+            case "min" | "max":
+                less = w.op(f"icmp slt i64 {x[0]}, {x[1]}")
+                a, b = (x[0], x[1]) if op == "min" else (x[1], x[0])
+                return f"select i1 {less}, i64 {a}, i64 {b}"
+            case "fmin" | "fmax":
+                better = w.op(f"fcmp {'olt' if op == 'fmin' else 'ogt'} double {x[0]}, {x[1]}")
+                return f"select i1 {better}, double {x[0]}, double {x[1]}"
+            case "fsqrt":
+                return self._intrinsic("double", "llvm.sqrt.f64", "double", x[0])
+            case "select":
+                t = LLVM_TYPE[s.type]
+                return f"select i1 {x[0]}, {t} {x[1]}, {t} {x[2]}"
+            case "i2f":
+                return f"sitofp i64 {x[0]} to double"
+            case "f2i":
+                return self._intrinsic("i64", "llvm.fptosi.sat.i64.f64", "double", x[0])
+            case "f2f32":
+                return f"fptrunc double {x[0]} to float"
+            case "frame":
+                return self._frame(s)
+            case "element":
+                return self._element(s, x)
+        raise PlanError(f"plan {self.plan.name}: unknown scalar operation {op!r}")
+
+    def _intrinsic(self, result: str, name: str, operand: str, x: str) -> str:
+        self.w.declared.add(f"declare {result} @{name}({operand})")
+        return f"call {result} @{name}({operand} {x})"
+
+    def _frame(self, s: Scalar) -> str:
+        w = self.w
+        word = s.attrs["word"]
+        if not 0 <= word < self.plan.words:
+            raise PlanError(f"plan {self.plan.name}: frame word {word} outside the frame of {self.plan.words} words")
+        at = w.op(f"getelementptr i64, ptr %frame, i64 {int(word)}")
+        if s.type == "b1":
+            return f"icmp ne i64 {w.op(f'load i64, ptr {at}')}, 0"
+        if s.type == "f32":
+            return f"fptrunc double {w.op(f'load double, ptr {at}')} to float"
+        return f"load {LLVM_TYPE[s.type]}, ptr {at}"
+
+    def _element(self, s: Scalar, x: list[str]) -> str:
+        w, dtype = self.w, s.attrs["dtype"]
+        size, value = MEMORY[dtype]
+        at = w.op(f"getelementptr i{8 * size}, ptr {x[0]}, i64 {x[1]}")
+        raw = {"f32": "float", "f64": "double"}.get(dtype, f"i{8 * size}")
+        loaded = decode(w, SCALAR, self.target, dtype, w.op(f"load {raw}, ptr {at}, align 1"))
+        match (value, s.type):
+            case ("i32", "i64"):
+                return f"sext i32 {loaded} to i64"
+            case ("i64", "i64"):
+                return f"add i64 {loaded}, 0"
+            case ("f32", "f64"):
+                return f"fpext float {loaded} to double"
+            case ("f64", "f64"):
+                return f"select i1 true, double {loaded}, double {loaded}"
+            case ("i32" | "i64", "f64"):
+                return f"sitofp {value} {loaded} to double"
+        raise PlanError(f"plan {self.plan.name}: element of {dtype} read as {s.type}")
