@@ -1,0 +1,20 @@
+"""Text, containers and linking: `assemble`, `disassemble`, `load`, `link`, `verify`, and the control-flow graph."""
+from __future__ import annotations
+
+import os
+from typing import Iterable
+
+from m3jit.frontend.assembler import assemble, assemble_file
+from m3jit.frontend.errors import AssemblyError, ContainerError, Finding, LinkError, SourceError
+from m3jit.frontend.program import Import, Line, Program, Reloc, RelocKind, Symbol, SymbolKind
+
+__all__ = ["assemble", "assemble_file", "load", "AssemblyError", "ContainerError", "Finding", "LinkError", "SourceError",
+           "Import", "Line", "Program", "Reloc", "RelocKind", "Symbol", "SymbolKind"]
+
+
+def load(source: str | os.PathLike | bytes) -> Program:
+    """A program from a `.m3b` file (its path) or its bytes, verified.  ContainerError when it is not sound."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return Program.from_bytes(bytes(source))
+    with open(source, "rb") as f:
+        return Program.from_bytes(f.read(), os.fspath(source))

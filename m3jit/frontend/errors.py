@@ -1,0 +1,83 @@
+"""What can be wrong with a source, a container or a program, and how it is said."""
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Iterable
+
+from m3jit.errors import UserError
+
+
+@dataclass(frozen=True)
+class SourceError:
+    """One finding in a source text.  Column and width count characters from 1; severity is "error" or "warning"."""
+    file: str
+    line: int
+    column: int
+    message: str
+    source: str = ""               # the physical line
+    width: int = 1
+    hint: str = ""
+    severity: str = "error"
+
+    def __str__(self) -> str:
+        out = f"{self.file}:{self.line}:{self.column}: {self.severity}: {self.message}"
+        if self.hint:
+            out += f"; {self.hint}"
+        if self.source:
+            shown = self.source.replace("\t", " ")
+            mark = " " * (self.column - 1) + "^" + "~" * max(0, min(self.width, len(shown) - self.column + 1) - 1)
+            out += f"\n    {shown}\n    {mark}"
+        return out
+
+
+class AssemblyError(UserError):
+    """A source with errors; `errors` holds all of them in line order, `warnings` what was noticed besides."""
+    exit_code = 2
+
+    def __init__(self, errors: Iterable[SourceError], warnings: Iterable[SourceError] = ()):
+        self.errors = sorted(errors, key=lambda e: (e.file, e.line, e.column))
+        self.warnings = list(warnings)
+        n = len(self.errors)
+        super().__init__("\n".join(str(e) for e in self.errors) + f"\n{n} error{'s' if n != 1 else ''}")
+
+
+class ContainerError(UserError):
+    """A file that is not a sound program; the message says which file, at which byte, and what was expected."""
+    exit_code = 2
+
+    def __init__(self, file: str, offset: int, message: str, findings: Iterable["Finding"] = ()):
+        self.file, self.offset, self.problem, self.findings = file, offset, message, list(findings)
+        super().__init__(f"{file}: byte {offset}: {message}")
+
+
+class LinkError(UserError):
+    """Programs that do not fit together; `problems` holds every reason."""
+    exit_code = 2
+
+    def __init__(self, problems: Iterable[str]):
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding of the verifier: section, byte offset in it, what is wrong and what was expected."""
+    section: str
+    offset: int
+    message: str
+    line: tuple[str, int] | None = None
+
+    def __str__(self) -> str:
+        where = f" ({self.line[0]}:{self.line[1]})" if self.line else ""
+        return f"{self.section}+0x{self.offset:04x}{where}: {self.message}"
+
+
+def suggest(word: str, choices: Iterable[str], noun: str = "") -> str:
+    """"did you mean X?" for the closest choice, or ""."""
+    pool = list(choices)
+    near = difflib.get_close_matches(word, pool, 1, 0.6)
+    if not near:
+        folded = {c.upper(): c for c in pool}
+        near = [folded[m] for m in difflib.get_close_matches(word.upper(), folded, 1, 0.6)]
+    return f"did you mean {noun}{near[0]}?" if near else ""
