@@ -181,7 +181,7 @@ FILES: dict[str, tuple[str, Callable[[Any], bytes]]] = {
     "tokens": ("smollm2_tokens.json.gz", as_gzip),
     "greedy": ("smollm2_greedy.json", as_json),
     "logits": ("smollm2_logits.npz", as_npz),
-    "perplexity": ("smollm2_perplexity.json.gz", as_gzip),
+    "perplexity": ("smollm2_perplexity.json", as_json),
     "tiny": ("tiny_logits.json.gz", as_gzip),
 }
 
