@@ -290,6 +290,13 @@ class TraceXp:
     def is_scalar(self, v: Any) -> bool:
         return isinstance(v, (int, float)) or (isinstance(v, Node) and v.is_scalar)
 
+    def number_kind(self, *values: Any) -> str:
+        """"int" or "float", the one kind of all operands."""
+        kinds = {self.as_scalar(v).type for v in values}
+        if len(kinds) != 1 or B1T in kinds:
+            raise Untraceable("mixed kinds")
+        return "int" if kinds == {I64T} else "float"
+
     def dim(self, x, axis: int) -> Node:
         x = self.tensor(x)
         d = x.shape[self.axis(x, axis)]
@@ -321,19 +328,19 @@ class TraceXp:
         return "float" if F64T in kinds else "int"
 
     def compare(self, a: Any, b: Any, immediate: bool = False) -> Node:
-        """Flags of a COMPARE; a one-element tensor compares as its element, an immediate takes a's kind first."""
-        x = self._as_number(a)
-        if immediate:
-            b = round_immediate(b, x.type == F64T)
-            if b != b:
-                return self.const(UNORDERED)
-        y = self._as_number(b)
+        """Flags of a COMPARE; a one-element tensor compares as its element; an immediate takes a's kind."""
+        x, y = (self.element(v, 0) if isinstance(v, Node) and v.is_tensor and v.type.count() == 1
+                else self.as_scalar(v) for v in (a, b))
+        if immediate and x.type != y.type:
+            if isinstance(b, int):
+                y = self.const(float(b))
+            elif b != b:
+                raise Untraceable("compare of an integer with NaN")
+            else:
+                y = self.const(int(min(max(round(b) if abs(b) < 2.0 ** 63 else b, -2.0 ** 63), 2 ** 63 - 1)))
         if x.type != y.type:
             raise Untraceable("compare of an integer with a float")
         return self.node("compare", I64T, x, y)
-
-    def _as_number(self, v: Any) -> Node:
-        return self.element(v, 0) if isinstance(v, Node) and v.is_tensor and v.type.count() == 1 else self.as_scalar(v)
 
     def element(self, x, index: Any) -> Node:
         """Element `index` of the flattened tensor as a scalar; the index must be visibly in range."""

@@ -1,0 +1,196 @@
+"""Entering and leaving compiled regions: binds registers to the frame of a region, runs it, writes registers back."""
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Callable, Protocol
+
+import numpy as np
+
+from m3jit.ir.lower import ExitInfo, Region
+from m3jit.ir.plan import FrameWord
+from m3jit.ir.tensor import F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
+from m3jit.isa.types import Tensor
+
+ALIGN = 64
+ABANDONED = -1
+NO_BUDGET = 2 ** 63 - 1
+
+
+class Registers(Protocol):
+    """A context as compiled code sees it.  Keys: see m3jit.ir.lift."""
+    def get(self, key: Any) -> Any: ...
+    def set(self, key: Any, value: Any) -> None: ...
+
+
+def type_of_value(key: Any, value: Any) -> Type | None:
+    """Type of a live-in: the first dimension of a tensor is symbolic unless it is 0 or 1."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        shape = value.shape
+        if shape and shape[0] >= 2:
+            return TensorType(value.dtype, (Sym(f"n_{name_of(key)}"), *shape[1:]))
+        return TensorType(value.dtype, shape)
+    if isinstance(value, bool):
+        return OpaqueType("bool")
+    if isinstance(value, int):
+        return I64T
+    if isinstance(value, float):
+        return F64T
+    if hasattr(value, "kv_type"):
+        return OpaqueType(value.kv_type())
+    return OpaqueType(type(value).__name__)
+
+
+def name_of(key: Any) -> str:
+    return f"{key[0]}{key[1]}" if isinstance(key, tuple) and len(key) == 2 else str(key).replace(" ", "")
+
+
+def fits(value: Any, t: Type | None, syms: dict[Sym, int]) -> bool:
+    """Does a live-in value have type t?  Binds symbols."""
+    if isinstance(t, TensorType):
+        if type(value) is not Tensor or value.dtype is not t.dtype or len(value.shape) != len(t.shape):
+            return False
+        for have, want in zip(value.shape, t.shape):
+            if isinstance(want, int):
+                if have != want:
+                    return False
+            elif have < 2 or syms.setdefault(want, have) != have:
+                return False
+        return True
+    if t is None:
+        return value is None
+    if isinstance(t, ScalarType):
+        return type(value) is (int if t == I64T else float)
+    return type_of_value(None, value) == t
+
+
+@dataclass(eq=False, slots=True)
+class Layout:
+    """A frame with everything filled in that depends on the dimensions alone, and its arena."""
+    frame: np.ndarray
+    arena: np.ndarray
+    call: Callable[[], int]
+
+
+class CompiledRegion:
+    """A region compiled for one backend, with the types of its live-ins as guards."""
+
+    def __init__(self, region: Region, native: Any, pointer_of_weight: Callable[[Tensor, str], int], nthreads: int,
+                 kv_reserve: Callable | None = None):
+        self.region, self.native, self.nthreads = region, native, nthreads
+        self.pointer_of_weight = pointer_of_weight
+        self.types = [(k, n.type) for k, n in region.function.inputs.items()
+                      if not (isinstance(k, tuple) and k[0] == "kvlen")]
+        self.layouts: dict[tuple, list[Layout]] = {}
+        self.weight_words: list[tuple[int, int]] | None = None
+        self.keep: list[Any] = []
+        self.entries = 0
+        self.seconds = 0.0
+        self.retired = 0
+
+    def matches(self, regs: Registers) -> dict[Sym, int] | None:
+        """Symbol values when all live-ins fit, else None."""
+        syms: dict[Sym, int] = {}
+        for key, t in self.types:
+            if not fits(regs.get(key), t, syms):
+                return None
+        for a, b in self.region.function.guards:
+            if eval_dim(a, syms) != eval_dim(b, syms):
+                return None
+        return syms
+
+    def _weights(self) -> list[tuple[int, int]]:
+        if self.weight_words is None:
+            self.weight_words = [(word, self.pointer_of_weight(t, layout)) for word, t, layout in self.region.weights]
+        return self.weight_words
+
+    def _new_layout(self, syms: dict[Sym, int]) -> Layout:
+        r = self.region
+        frame = np.zeros(r.plan.words, np.int64)
+        for word, d in r.dims:
+            frame[word] = eval_dim(d, syms)
+        sizes = [-(-max(eval_dim(s.nbytes, syms), 1) // ALIGN) * ALIGN for s in r.slots]
+        arena = np.empty(sum(sizes) + ALIGN, np.uint8)
+        at = -(-arena.ctypes.data // ALIGN) * ALIGN
+        for s, size in zip(r.slots, sizes):
+            frame[s.word] = at
+            at += size
+        for word, address in self._weights():
+            frame[word] = address
+        call = self.native.bind(frame, self.nthreads)
+        return Layout(frame, arena, call)
+
+    def run(self, regs: Registers, syms: dict[Sym, int], stop_address: int, budget: int = NO_BUDGET,
+            outputs: dict[int, np.ndarray] | None = None) -> tuple[ExitInfo | None, int]:
+        """Enter; returns (exit, retired instructions); exit None: abandoned, registers are unchanged.
+
+        Registers are written back according to the exit taken."""
+        r = self.region
+        key = tuple(syms.values())
+        free = self.layouts.setdefault(key, [])
+        layout = free.pop() if free else self._new_layout(syms)
+        frame = layout.frame
+        alive = []
+        for k, word in r.pointers:
+            t = regs.get(k)
+            alive.append(t)
+            frame[word] = t.data.__array_interface__["data"][0]
+        for k, word, how in r.scalars:
+            v = regs.get(k)
+            frame[word] = v if how == "i64" else struct.unpack("<q", struct.pack("<d", v))[0]
+        fresh: dict[int, np.ndarray] = {}
+        for word, t in r.outputs:
+            a = outputs.get(word) if outputs else None
+            if a is None:
+                a = np.empty([eval_dim(d, syms) for d in t.shape], t.dtype.storage)
+            fresh[word] = a
+            frame[word] = a.__array_interface__["data"][0]
+        commits = self._reserve(regs, syms, frame) if r.kv else None
+        frame[FrameWord.STOP] = stop_address
+        frame[FrameWord.BUDGET] = budget
+        number = layout.call()
+        retired = int(frame[FrameWord.RETIRED])
+        if number == r.abandon:
+            free.append(layout)
+            return None, 0
+        info = r.exits[number]
+        self._write_back(regs, info, frame, fresh, commits)
+        free.append(layout)
+        return info, retired
+
+    def _write_back(self, regs: Registers, info: ExitInfo, frame: np.ndarray, fresh: dict[int, np.ndarray],
+                    commits: Any) -> None:
+        values: list[tuple[Any, Any]] = []
+        lengths: dict[Any, dict[int, int]] = {}
+        for s in info.stores:
+            match s.how:
+                case "i64":
+                    v: Any = int(frame[s.word])
+                    if isinstance(s.key, tuple) and s.key[0] == "kvlen":
+                        lengths.setdefault(s.key[1], {})[s.key[2]] = v
+                        continue
+                case "f64":
+                    v = struct.unpack("<d", struct.pack("<q", int(frame[s.word])))[0]
+                case "tensor":
+                    a = fresh[s.word]
+                    v = Tensor(s.type.dtype, a.shape, a)
+                    if len(s.type.shape) != a.ndim or tuple(s.type.shape) != a.shape:
+                        v = self._reshaped(v, s)
+                case "input":
+                    v = self._reshaped(regs.get(s.source), s)
+                case _:
+                    v = s.source
+            values.append((s.key, v))
+        for k, v in values:
+            regs.set(k, v)
+        for k, by_layer in lengths.items():
+            regs.set(k, commits[k].with_lengths(by_layer))
+
+    def _reshaped(self, t: Tensor, s: Any) -> Tensor:
+        shape = tuple(eval_dim(d, self._syms) if not isinstance(d, int) else d for d in s.type.shape)
+        return t if shape == t.shape else Tensor(t.dtype, shape, t.data.reshape(shape))
+
+    def _reserve(self, regs: Registers, syms: dict[Sym, int], frame: np.ndarray) -> dict[Any, Any]:
+        raise NotImplementedError
