@@ -261,15 +261,16 @@ def test_truncation_at_every_byte(tmp_path):
 def test_every_single_bit_flip(tmp_path):
     path = tmp_path / "flip.gguf"
     outcomes = {"read": 0, "refused": 0}
-    for bit in range(8 * len(SMALL)):
-        damaged = bytearray(SMALL)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        try:
-            touch(path)
-            outcomes["read"] += 1
-        except ModelFileError:
-            outcomes["refused"] += 1
+    path.write_bytes(SMALL)
+    with open(path, "r+b", buffering=0) as file:  # in place: truncating a file anew costs milliseconds
+        for bit in range(8 * len(SMALL)):
+            os.pwrite(file.fileno(), bytes([SMALL[bit // 8] ^ 1 << bit % 8]), bit // 8)
+            try:
+                touch(path)
+                outcomes["read"] += 1
+            except ModelFileError:
+                outcomes["refused"] += 1
+            os.pwrite(file.fileno(), SMALL[bit // 8:bit // 8 + 1], bit // 8)
     assert min(outcomes.values()) > 500, outcomes
 
 

@@ -51,6 +51,15 @@ def oracle(name: str) -> dict:
 
 # Agreement with llama.cpp.
 
+def test_smollm2_agrees_with_llama_cpp_on_2000_nasty_strings(tokenizers):
+    expected, tokenizer = oracle("smollm2_tokens.json.gz"), tokenizers("smollm")
+    assert len(expected["plain"]) == 2000 and len(expected["special"]) == 240
+    for special in (False, True):
+        wrong = [text for text, ids in expected["special" if special else "plain"]
+                 if tokenizer.encode(text, special=special) != ids]
+        assert not wrong, f"{len(wrong)} strings differ, first {ascii(wrong[0])}"
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variant_agrees_with_llama_cpp(tokenizers, name):
     expected = oracle("tokenizer_variants.json.gz")
