@@ -1,0 +1,156 @@
+"""Attention kernels against the plan's definition: both schedules, masks, pages, head sizes; bytes equal."""
+import numpy as np
+import pytest
+
+from m3jit.ir import scalar_math
+from m3jit.kernels import attention as A
+from tests.kernels import reference
+from tests.kernels.executors import run
+from tests.loop_eval import fma32
+
+f32 = np.float32
+STORE = {"F16": lambda x: x.astype(np.float16).astype(f32), "F32": lambda x: x}
+
+
+def fold_scores(q, k):
+    s = np.zeros(len(k), f32)
+    for d in range(q.size):
+        s = fma32(q[d], k[:, d], s)
+    return s
+
+
+def halving(w):
+    while w.size > 1:
+        w = w[:w.size // 2] + w[w.size // 2:]
+    return w[0]
+
+
+def attend(q, k, v, lo, hi, scale, cap):
+    """One query row over keys lo .. hi, as the plan defines it."""
+    parts = []
+    for start in range(lo // 64 * 64, hi, 64):
+        a, e = max(start, lo), min(start + 64, hi)
+        s = (fold_scores(q, k[a:e]) * f32(scale)).astype(f32)
+        if cap:
+            s = f32(cap) * reference.apply(scalar_math.tanh, s / f32(cap))
+        m = np.fmax.reduce(s)
+        w = np.zeros(64, f32)
+        w[a - start:e - start] = reference.apply(scalar_math.exp, s - m)
+        mix = np.zeros(q.size, f32)
+        for j in range(a, e):
+            mix = fma32(w[j - start], v[j], mix)
+        parts.append((m, halving(w), mix))
+    out, total = np.zeros(q.size, f32), f32(0)
+    if not parts:
+        return out
+    top = np.fmax.reduce([p[0] for p in parts])
+    for m, l, mix in parts:
+        e = reference.apply(scalar_math.exp, np.array([m - top], f32))[0]
+        total, out = fma32(l, e, total), fma32(mix, e, out)
+    return reference.canonical(out / total)
+
+
+def expected(q, k, v, g, past, keys, window, scale, cap):
+    tokens, d = len(q), g.head_dim
+    out = np.empty_like(q)
+    for t in range(tokens):
+        lo, hi = max(past + t - window + 1, 0), min(past + t + 1, keys) if g.causal else keys
+        for h in range(g.heads):
+            at, kv = slice(h * d, h * d + d), slice(h // g.group_heads * d, (h // g.group_heads + 1) * d)
+            out[t, at] = attend(q[t, at], k[:, kv], v[:, kv], lo, max(hi, lo), scale, cap)
+    return out
+
+
+def filled_pages(rng, g, k, v):
+    """Pages in a shuffled pool, filled by kv_append in two steps; table of byte offsets."""
+    size, count = A.page_bytes(g.dtype, g.kv_heads, g.head_dim), -(-len(k) // 64)
+    pool = rng.integers(0, 256, size * (count + 1), dtype=np.uint8)
+    pool[:] = 0x7E                                       # unused slots hold NaN: nothing may leak from them
+    table = (rng.permutation(count + 1)[:count] * size).astype(np.int64)
+    pages = [pool] if g.dense else [pool, table]
+    cut = len(k) // 3
+    for lo, hi in ((0, cut), (cut, len(k))):
+        run(A.kv_append(g.kv_heads, g.head_dim, g.dtype, g.dense), [k[lo:hi], v[lo:hi], *pages, hi - lo, lo])
+    return pages
+
+
+def check(g, tokens, past, keys=None, window=A.NO_WINDOW, scale=0.3, cap=0.0, seed=0, edit=None):
+    rng = np.random.default_rng(seed)
+    keys = past + tokens if keys is None else keys
+    q = rng.normal(0, 2, (tokens, g.heads * g.head_dim)).astype(f32)
+    k, v = (rng.normal(0, 1, (keys, g.kv_heads * g.head_dim)).astype(f32) for _ in range(2))
+    if edit:
+        edit(q, k, v)
+    pages = filled_pages(rng, g, k, v)
+    stored = STORE[g.dtype]
+    want = expected(q, stored(k), stored(v), g, past, keys, window, scale, cap)
+    tail = [scale] + ([cap] if g.softcap else [])
+    out = np.full_like(q, 7)
+    partial = np.full(max(A.partial_floats(tokens, keys, g.heads, g.head_dim), 1), np.nan, f32)
+    run(A.attn_blocks(g), [q, *pages, partial, tokens, past, keys, window, *tail])
+    run(A.attn_combine(g), [partial, out, tokens, past, keys, window])
+    if tokens <= A.FEW_TOKENS:
+        assert out.tobytes() == want.tobytes()
+        few, A.FEW_TOKENS = A.FEW_TOKENS, 0              # the other schedule must give the same bytes
+        try:
+            A.attn_rows.cache_clear()
+            out[:] = 7
+            run(A.attn_rows(g), [q, *pages, out, tokens, past, keys, window, *tail])
+        finally:
+            A.FEW_TOKENS = few
+            A.attn_rows.cache_clear()
+    else:
+        run(A.attn_rows(g), [q, *pages, out, tokens, past, keys, window, *tail])
+    assert out.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("heads, kv_heads, dim", ((9, 3, 64), (8, 1, 64), (2, 2, 24), (4, 2, 80), (3, 1, 1)))
+@pytest.mark.parametrize("tokens, past", ((1, 0), (1, 63), (1, 130), (3, 64), (13, 60)))
+def test_causal_stream(heads, kv_heads, dim, tokens, past):
+    check(A.Geometry(heads, kv_heads, dim), tokens, past, seed=tokens + past)
+
+
+@pytest.mark.parametrize("tokens, past, window", ((1, 150, 70), (5, 126, 3), (9, 60, 64), (2, 10, 1)))
+def test_window(tokens, past, window):
+    check(A.Geometry(3, 1, 16), tokens, past, window=window)
+
+
+def test_softcap_bf16_free_and_unseen_keys():
+    check(A.Geometry(2, 1, 32, softcap=True), 1, 70, cap=5.0)
+    check(A.Geometry(2, 1, 32, softcap=True), 4, 70, cap=5.0)
+    check(A.Geometry(2, 1, 32, causal=False), 3, 0, keys=100)
+    check(A.Geometry(2, 1, 32, causal=False), 1, 0, keys=65)
+    check(A.Geometry(2, 1, 32, causal=False), 2, 0, keys=0)
+    check(A.Geometry(2, 1, 32), 0, 5)
+
+
+@pytest.mark.parametrize("tokens", (1, 6))
+def test_dense(tokens):
+    check(A.Geometry(4, 2, 20, dtype="F32", dense=True), tokens, 70)
+
+
+@pytest.mark.parametrize("tokens", (1, 3))
+def test_not_finite_values(tokens):
+    def edit(q, k, v):
+        k[3], v[5, 0], v[66, 1], k[65, 0] = np.nan, np.inf, -np.inf, np.inf
+        q[-1, 2] = np.inf
+    check(A.Geometry(2, 1, 8), tokens, 70, edit=edit)
+
+
+def test_minus_zero_survives():
+    """A sum that is -0 must not be turned into +0 by keys that are not seen."""
+    def edit(q, k, v):
+        v[:] = -1e-40
+        q[:] = 0
+    check(A.Geometry(1, 1, 4, dtype="F32", dense=True), 3, 62, scale=1.0, edit=edit)
+
+
+def test_group_of_many_rows():
+    check(A.Geometry(6, 2, 4), 25, 50)
+
+
+def test_impossible_geometry_is_refused():
+    with pytest.raises(ValueError, match="heads a multiple of kv_heads"):
+        A.Geometry(5, 2, 64)
+    with pytest.raises(ValueError, match="F16, BF16 or F32, not Q8_0"):
+        A.Geometry(4, 2, 64, dtype="Q8_0")
