@@ -33,6 +33,8 @@ PACKED = (Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)      # dtypes with an R16 layout
 class LayoutError(ValueError):
     """A matrix that has no such layout."""
 
+VERSION = 1                       # changes when a byte of a layout changes (part of the key of cached files)
+
 
 def check(dtype: DType, rows: int, cols: int) -> None:
     """Raises LayoutError unless (dtype, rows, cols) can be packed."""

@@ -103,6 +103,7 @@ class Lowering:
         self.pointers: list[tuple[Any, int]] = []
         self.scalars: list[tuple[Any, int, str]] = []
         self.abandon = -1
+        self.null_word = -1
         self.has_launches = False
         self.blocks: dict[Block, PlanBlock] = {}
         self.order: list[PlanBlock] = []
@@ -160,6 +161,12 @@ class Lowering:
         if d not in self.dim_words:
             self.dim_words[d] = self.new_word()
         return self.emit(Scalar("frame", "i64", (), {"word": self.dim_words[d]}))
+
+    def null(self) -> Scalar:
+        """A null pointer (base of tables that hold addresses)."""
+        if self.null_word < 0:
+            self.null_word = self.new_word()
+        return self.emit(Scalar("frame", "ptr", (), {"word": self.null_word}))
 
     def i64(self, v: int) -> Scalar:
         return Scalar("const", "i64", (), {"value": v})

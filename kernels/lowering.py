@@ -1,0 +1,211 @@
+"""How each tensor-IR primitive becomes kernel launches: `LIBRARY[op](lowering, node)`.
+
+`lowering` is `m3jit.ir.lower.Lowering`: it hands out memory (`of`, `out`, `scratch`), dimensions and scalars, and
+`launch` records a kernel with what it reads and writes.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+from m3jit.ir.loop import Builder, Kernel
+from m3jit.ir.lower import Lowering, Memory
+from m3jit.ir.plan import Scalar
+from m3jit.ir.tensor import Dim, Node, Sym, dim_mul
+from m3jit.isa import types as T
+from m3jit.kernels import attention as attn
+from m3jit.kernels import qmatmul as qm
+from m3jit.kernels import quantize as qa
+from m3jit.kernels.fused import MEMORY_OF, compute_type
+
+LIBRARY: dict[str, Callable[[Lowering, Node], None]] = {}
+KV_BLOCKS = Sym("kv_blocks")              # blocks of 64 keys the longest stream of the region may reach
+
+
+def lowers(*ops: str):
+    def put(f):
+        for op in ops:
+            LIBRARY[op] = f
+        return f
+    return put
+
+
+def rows_of(n: Node) -> Dim:
+    """Product of all dimensions but the last."""
+    return dim_mul(*n.shape[:-1])
+
+
+# -- filling --------------------------------------------------------------------------------------------------------
+
+@functools.cache
+def fill_kernel(memory: str) -> Kernel:
+    """out w [n], n i64, value (f32 for float memory types, else i64): every element = value."""
+    b = Builder(f"fill_{memory}", 64)
+    out, n = b.ptr("out", "w", memory), b.scalar("n")
+    floating = memory in ("f32", "f16", "bf16")
+    value = b.scalar("value", "f32" if floating else "i64")
+    b.set_grid((n + 4095) // 4096)
+    if not floating and memory != "i64":
+        value = b.cvt(value, "i32")
+    end = b.imin(b.group * 4096 + 4096, n)
+    with b.loop(b.group * 4096, end, 64) as at:
+        b.store_lanes(memory, out, at, value, mask=b.in_range(at, end))
+    return b.finish()
+
+
+def _fill(lw: Lowering, out: Memory, dtype: T.DType, count: Scalar, value: Scalar) -> None:
+    lw.launch(fill_kernel(MEMORY_OF[dtype.name]), [out, count, value], [], [out])
+
+
+@lowers("full")
+def lower_full(lw: Lowering, n: Node) -> None:
+    v = n.attrs["value"]
+    value = lw.f32(float(v)) if n.dtype.kind == "float" else lw.i64(int(v))
+    _fill(lw, lw.out(n), n.dtype, lw.dim(n.type.count()), value)
+
+
+def materialised(lw: Lowering, n: Node) -> Memory:
+    """Memory of a tensor operand; a scalar made a tensor or an immediate gets memory of its own."""
+    if n.op not in ("from_scalar", "imm"):
+        return lw.of(n)
+    m = lw.scratch(n.type.nbytes())
+    if n.op == "imm":
+        v = n.attrs["value"]
+        value = lw.f32(float(v)) if n.dtype.kind == "float" else lw.i64(int(v))
+    else:
+        value = lw.scalar(n.args[0])
+        if n.dtype.kind == "float":
+            value = lw.emit(Scalar("f2f32", "f32", (value,)))
+    _fill(lw, m, n.dtype, lw.i64(1), value)
+    return m
+
+
+# -- checks and elements ----------------------------------------------------------------------------------------------
+
+@functools.cache
+def in_bounds_kernel(memory: str) -> Kernel:
+    """ids r [n], out w i32 [1], n, limit i64: out = 1 if all 0 <= id < limit else 0."""
+    b = Builder(f"in_bounds_{memory}", 64)
+    ids, out = b.ptr("ids", "r", memory), b.ptr("out", "w", "i32")
+    n, limit = b.scalar("n"), b.scalar("limit")
+    b.set_grid(1)
+    bad = b.var("i32", 0)
+    with b.loop(0, n, 64) as at:
+        inside = b.in_range(at, n)
+        v = b.cvt(b.load_lanes(memory, ids, at, mask=inside), "i64")
+        wrong = (v < 0) | b.logical_not(v < limit)
+        bad.set(b.select(wrong & inside, b.i32(1), bad.get()))
+    b.store("i32", out, 0, b.fold(bad.get(), "or") ^ 1)
+    return b.finish()
+
+
+@lowers("in_bounds")
+def lower_in_bounds(lw: Lowering, n: Node) -> None:
+    ids, limit = n.args[0], n.attrs["limit"]
+    if ids.op == "from_scalar":
+        v = lw.scalar(ids.args[0])
+        low = lw.emit(Scalar("le", "b1", (lw.i64(0), v)))
+        high = lw.emit(Scalar("lt", "b1", (v, lw.i64(limit))))
+        lw.scalar_of[n] = lw.emit(Scalar("bool_and", "b1", (low, high)))
+        return
+    flag = lw.scratch(64)
+    source = lw.of(ids)
+    lw.launch(in_bounds_kernel(MEMORY_OF[ids.dtype.name]),
+              [source, flag, lw.dim(ids.type.count()), lw.i64(limit)], [source], [flag])
+    ok = lw.element(flag, "i32", lw.i64(0), "i64")
+    lw.scalar_of[n] = lw.emit(Scalar("ne", "b1", (ok, lw.i64(0))))
+
+
+@lowers("element")
+def lower_element(lw: Lowering, n: Node) -> None:
+    x = n.args[0]
+    if x.op == "from_scalar":
+        lw.scalar_of[n] = lw.scalar(x.args[0])
+        return
+    lw.scalar_of[n] = lw.element(lw.of(x), MEMORY_OF[x.dtype.name], lw.i64(n.attrs["index"]), n.type.name)
+
+
+# -- quantised matrices ------------------------------------------------------------------------------------------------
+
+@lowers("quantize_activation")
+def lower_quantize(lw: Lowering, n: Node) -> None:
+    x, block = n.args[0], n.attrs["block"]
+    rows, cols = rows_of(x), x.shape[-1]
+    per_row = cols // block
+    out = lw.out(n, "act", dim_mul(rows, per_row, qa.RECORD_BYTES[block]))
+    source = lw.of(x)
+    lw.launch(qa.quantize_activation(block), [source, out, lw.dim(dim_mul(rows, per_row))], [source], [out])
+
+
+@lowers("qdot")
+def lower_qdot(lw: Lowering, n: Node) -> None:
+    q, w = n.args
+    act, weight, y = lw.of(q, "act"), lw.weight(w.attrs["tensor"], "R16"), lw.out(n)
+    lw.launch(qm.qmatmul(w.dtype.name),
+              [act, weight, y, lw.dim(rows_of(n)), lw.i64(w.shape[1]), lw.i64(w.shape[0])], [act], [y])
+
+
+# -- attention ----------------------------------------------------------------------------------------------------------
+
+def _geometry(n: Node, dense: bool) -> attn.Geometry:
+    a = n.attrs
+    return attn.Geometry(a["heads"], a["kv_heads"], a["head_dim"], "F32" if dense else a["dtype"], bool(a["causal"]),
+                         bool(a["softcap"]), dense)
+
+
+def _scale(a: dict[str, Any]) -> float:
+    """Default scale 1 / sqrt(head_dim), rounded to f32."""
+    import numpy as np
+    return float(np.float32(a["scale"] or 1.0 / a["head_dim"] ** 0.5))
+
+
+@lowers("kv_append")
+def lower_kv_append(lw: Lowering, n: Node) -> None:
+    k, v, past = n.args
+    a = n.attrs
+    table = lw.kv_use(a["kv"], a["layer"], a["kv_heads"], a["head_dim"], a["dtype"], k.shape[0])
+    rows, start = lw.dim(k.shape[0]), lw.scalar(past)
+    km, vm = lw.of(k), lw.of(v)
+    lw.launch(attn.kv_append(a["kv_heads"], a["head_dim"], a["dtype"]),
+              [km, vm, lw.null(), table, rows, start], [km, vm], [table])
+    lw.scalar_of[n] = lw.emit(Scalar("add", "i64", (start, lw.dim(k.shape[0]))))
+
+
+def _attend(lw: Lowering, n: Node, pages: list[Any], table: Memory, past: Scalar, keys: Scalar, blocks: Dim,
+            dense: bool) -> None:
+    q, a = n.args[0], n.attrs
+    g = _geometry(n, dense)
+    window = lw.i64(a["window"] or attn.NO_WINDOW)
+    tail: list[Any] = [past, keys, window, lw.f32(_scale(a))]
+    if a["softcap"]:
+        tail.append(lw.f32(a["softcap"]))
+    qm_, out, tokens = lw.of(q), lw.out(n), lw.dim(q.shape[0])
+    if q.shape[0] == 1:
+        partial = lw.scratch(dim_mul(blocks, g.heads * (g.head_dim + attn.HEADER) * 4))
+        lw.launch(attn.attn_blocks(g), [qm_, *pages, partial, tokens, *tail], [qm_, table], [partial])
+        lw.launch(attn.attn_combine(g), [partial, out, tokens, past, keys, window], [partial], [out])
+    else:
+        lw.launch(attn.attn_rows(g), [qm_, *pages, out, tokens, *tail], [qm_, table], [out])
+
+
+@lowers("kv_attention")
+def lower_kv_attention(lw: Lowering, n: Node) -> None:
+    q, length = n.args
+    a = n.attrs
+    table = lw.kv_use(a["kv"], a["layer"], a["kv_heads"], a["head_dim"], a["dtype"])
+    keys = lw.scalar(length)
+    past = lw.emit(Scalar("sub", "i64", (keys, lw.dim(q.shape[0]))))
+    _attend(lw, n, [lw.null(), table], table, past, keys, KV_BLOCKS, False)
+
+
+@lowers("attention")
+def lower_attention(lw: Lowering, n: Node) -> None:
+    from m3jit.ir.tensor import dim_ceildiv
+    q, k, v, past = n.args
+    a = n.attrs
+    blocks = dim_ceildiv(k.shape[0], 64)
+    pages = lw.scratch(dim_mul(blocks, attn.page_bytes("F32", a["kv_heads"], a["head_dim"])))
+    km, vm, keys = lw.of(k), lw.of(v), lw.dim(k.shape[0])
+    lw.launch(attn.kv_append(a["kv_heads"], a["head_dim"], "F32", dense=True),
+              [km, vm, pages, keys, lw.i64(0)], [km, vm], [pages])
+    _attend(lw, n, [pages], pages, lw.scalar(past), keys, blocks, True)

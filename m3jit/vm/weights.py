@@ -1,0 +1,120 @@
+"""Weights in the layouts kernels read: repacked once, kept as mapped cache files keyed by content.
+
+A layout file holds the packed bytes alone behind a 64-byte header (magic, length, checksum of the key text).  Files are
+written to a temporary name and renamed, so that concurrent processes see a whole file or none; a file of the wrong
+length or header is removed and made again.  When the cache directory cannot be written, packed weights live in memory
+and `WeightStore.in_memory` counts their bytes (`m3jit doctor` and --stats say so).
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+
+from m3jit.isa.types import Tensor
+from m3jit.kernels import layout
+from m3jit.paths import cache_root
+
+MAGIC = b"m3jitR16\x01\x00\x00\x00\x00\x00\x00\x00"
+HEADER = 64
+LIMIT_BYTES = 16 << 30                      # of all layout files together; the oldest go first
+
+
+class WeightStore:
+    """Addresses of weights by (tensor, layout); keeps what it hands out alive."""
+
+    def __init__(self, root: Path | None = None, progress: Callable[[str, int, int], None] | None = None):
+        base = cache_root()
+        self.root = root if root is not None else base / "weights" if base is not None else None
+        self.held: dict[tuple[int, str], tuple[Tensor, np.ndarray]] = {}
+        self.lock = threading.Lock()
+        self.in_memory = self.mapped = self.packed_now = 0
+        self.progress = progress
+
+    def array(self, t: Tensor, how: str) -> np.ndarray:
+        """The bytes of `t` in layout "raw" or "R16"."""
+        with self.lock:
+            key = (id(t), how)
+            if key not in self.held:
+                self.held[key] = (t, self._raw(t) if how == "raw" else self._packed(t))
+            return self.held[key][1]
+
+    def pointer(self, t: Tensor, how: str) -> int:
+        return self.array(t, how).__array_interface__["data"][0]
+
+    def _raw(self, t: Tensor) -> np.ndarray:
+        return np.ascontiguousarray(t.data)
+
+    def _packed(self, t: Tensor) -> np.ndarray:
+        rows, cols = t.shape
+        key = t.key or hashlib.blake2b(t.data.tobytes(), digest_size=16).hexdigest()
+        name = hashlib.blake2b(f"{key} {t.dtype.name} {rows}x{cols} R16 {layout.VERSION}".encode(),
+                               digest_size=16).hexdigest()
+        nbytes = layout.packed_bytes(t.dtype, rows, cols)
+        head = MAGIC + nbytes.to_bytes(8, "little") + bytes.fromhex(name)
+        head += bytes(HEADER - len(head))
+        if self.root is None:
+            self.in_memory += nbytes
+            return layout.repack(t.dtype, t.data, rows, cols)
+        path = self.root / name[:2] / f"{name}.bin"
+        found = self._map(path, head, nbytes)
+        if found is not None:
+            self.mapped += nbytes
+            return found
+        self.packed_now += 1
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=".part")
+        except OSError:
+            self.in_memory += nbytes
+            return layout.repack(t.dtype, t.data, rows, cols)
+        try:
+            with os.fdopen(fd, "w+b") as f:
+                f.write(head)
+                f.truncate(HEADER + nbytes)
+                f.flush()
+                out = np.memmap(f, np.uint8, "r+", HEADER, (nbytes,))
+                layout.repack(t.dtype, t.data, rows, cols, out=out)
+                out.flush()
+            os.replace(tmp, path)
+        except OSError:
+            Path(tmp).unlink(missing_ok=True)
+            self.in_memory += nbytes
+            return layout.repack(t.dtype, t.data, rows, cols)
+        found = self._map(path, head, nbytes)
+        if found is None:
+            self.in_memory += nbytes
+            return layout.repack(t.dtype, t.data, rows, cols)
+        self.mapped += nbytes
+        return found
+
+    def _map(self, path: Path, head: bytes, nbytes: int) -> np.ndarray | None:
+        try:
+            with open(path, "rb") as f:
+                if f.read(HEADER) == head and os.fstat(f.fileno()).st_size == HEADER + nbytes:
+                    os.utime(path)
+                    return np.memmap(f, np.uint8, "r", HEADER, (nbytes,)).view(np.ndarray)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return None
+        path.unlink(missing_ok=True)
+        return None
+
+    def trim(self, limit: int = LIMIT_BYTES) -> int:
+        """Remove the least recently used files until the directory holds at most `limit` bytes; bytes removed."""
+        if self.root is None:
+            return 0
+        files = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in self.root.glob("*/*.bin")), reverse=True)
+        total = removed = 0
+        for _, size, path in files:
+            total += size
+            if total > limit:
+                path.unlink(missing_ok=True)
+                removed += size
+        return removed
