@@ -1,7 +1,7 @@
 """Operands of a statement to fields of a table row, by position, key and bare word; and back.
 
 Positional: registers, labels, references, shapes and lists, mandatory numbers, and what the row names in
-`Op.positional`, in parameter order.  An operand skips optional fields that do not take its form; a label may stand
+`Op.positional`, in parameter order, registers first.  An operand skips optional fields that do not take its form; a label may stand
 anywhere.  Words of enums and flags stand bare when only one field of the row knows them.  Everything has a key.
 """
 from __future__ import annotations
@@ -49,7 +49,8 @@ def plan(row: Op) -> Plan:
     words = {w: hits[0] for w, hits in found.items() if len(hits) == 1}
     clashes = frozenset(w for w, hits in found.items() if len(hits) > 1)
     header = {k: f for k, f in HEADER.items() if k not in keys} if row.wide and not row.syntax == "escape" else {}
-    return Plan(tuple(f for f in row.operands() if _positional(f, row)), keys, words, clashes, header)
+    positional = sorted((f for f in row.operands() if _positional(f, row)), key=lambda f: not isinstance(f, RegField))
+    return Plan(tuple(positional), keys, words, clashes, header)
 
 
 def _words(f: Field):
@@ -81,7 +82,7 @@ def candidates(row: Op) -> list[Op]:
     """A mnemonic's row, then the rows tried when operands do not fit it."""
     out = [row, *(BY_NAME[n] for n in row.forms)]
     immediate = BY_NAME.get(row.name + "I")
-    if immediate is not None and immediate.code == row.code and immediate not in out:
+    if immediate is not None and immediate not in out:
         out.append(immediate)
     return out
 
@@ -210,15 +211,14 @@ def show(ins: Instruction, names: Names) -> str:
 
 def _show_positional(p: Plan, ins: Instruction, names: Names) -> list[str]:
     out, pending = [], []
-    registers = [f for f in p.positional if isinstance(f, RegField)]
-    labels = [f for f in p.positional if isinstance(f, LabelField)]
-    for f in registers:                             # `_` keeps the place of an absent register before a present one
-        pending.append(codec(f).show(f, ins.args[f.name], names))
-        if ins.args[f.name] is not None or f.default is REQUIRED:
-            out += pending
-            pending = []
-    for f in labels:
-        if f.default is REQUIRED or ins.args[f.name] != f.default:
+    for f in p.positional:                          # `_` keeps the place of an absent register before a present one
+        if isinstance(f, RegField):
+            pending.append(codec(f).show(f, ins.args[f.name], names))
+            if ins.args[f.name] is not None or f.default is REQUIRED:
+                out += pending
+                pending = []
+    for f in p.positional:
+        if isinstance(f, LabelField) and not is_default(f, ins.args[f.name]):
             text = codec(f).show(f, ins.args[f.name], names)
             clash = text.upper() in p.words or text.upper() in p.clashes
             out.append(f"{key_of(f)}={text}" if clash else text)
@@ -226,10 +226,12 @@ def _show_positional(p: Plan, ins: Instruction, names: Names) -> list[str]:
 
 
 def _show_options(p: Plan, ins: Instruction, names: Names) -> list[str]:
-    out = []
+    out, bare = [], _bare(p, ins, names)
+    for f in bare:
+        out.append(codec(f).show(f, ins.args[f.name], names))
     for f in ins.op.operands():
         value = ins.args[f.name]
-        if isinstance(f, (RegField, LabelField)) or not isinstance(f, FlagField) and is_default(f, value):
+        if isinstance(f, (RegField, LabelField)) or f in bare or not isinstance(f, FlagField) and is_default(f, value):
             continue
         if isinstance(f, FlagField):
             default = False if f.default is REQUIRED else f.default
@@ -239,12 +241,25 @@ def _show_options(p: Plan, ins: Instruction, names: Names) -> list[str]:
             out.append(word if word in p.words else f"{key_of(f)}={int(value)}")
             continue
         text = codec(f).show(f, value, names)
-        if isinstance(f, (EnumField, PrecisionField)) and text in p.words:
-            out.append(text)
-        elif f.default is REQUIRED and f in p.positional and isinstance(f, SymbolField) and not text[0].isdigit():
-            out.append(text)
-        else:
-            out.append(f"{key_of(f)}={text}")
+        word = isinstance(f, (EnumField, PrecisionField)) and text in p.words
+        out.append(text if word else f"{key_of(f)}={text}")
+    return out
+
+
+def _bare(p: Plan, ins: Instruction, names: Names) -> list[Field]:
+    """Operands that can stand without a key: mandatory ones behind the registers, up to the first optional one."""
+    out = []
+    for f in p.positional:
+        if isinstance(f, (RegField, LabelField)):
+            continue
+        number = isinstance(f, Number) and f.name in ins.op.positional
+        if f.default is not REQUIRED or not (number or isinstance(f, (SymbolField, ShapeField))):
+            break
+        if isinstance(f, SymbolField):
+            first = codec(f).show(f, ins.args[f.name], names)[0]
+            if first.isdigit() or first == "&" and f.what == "string":
+                break
+        out.append(f)
     return out
 
 

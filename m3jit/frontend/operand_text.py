@@ -97,7 +97,18 @@ class _Register(Codec):
     def show(self, field, arg, names): return "_" if arg is None else names.register_name(arg)
 
 
+def is_whole(value: Value, scope: Scope) -> bool:
+    """An integer: a float there means another form of the instruction."""
+    try:
+        return is_number(value, scope) and literal(value, scope).whole
+    except TextError:
+        return True
+
+
 class _Number(Codec):
+    def accepts(self, field, value, scope):
+        return is_number(value, scope) if field.is_float else is_whole(value, scope)
+
     def read(self, field, value, scope):
         if field.is_float:
             try:
@@ -106,8 +117,7 @@ class _Number(Codec):
                 raise TextError(value, str(e)) from None
         n, (lo, hi) = _integer(value, scope), field.bounds()
         if not lo <= n <= hi:
-            raise TextError(value, f"{value.text} is outside {lo}..{hi}, the range of {field.key} ({field.describe()})"
-                            if hasattr(field, "key") else f"{value.text} is outside {lo}..{hi} ({field.describe()})")
+            raise TextError(value, f"{value.text} is outside {lo}..{hi}, the range of {field.name} ({field.describe()})")
         return n
 
     def show(self, field, arg, names): return format_float(arg, field.fmt) if field.is_float else str(arg)
@@ -156,7 +166,9 @@ class _Label(Codec):
 
 
 class _IntOrReg(Codec):
-    def accepts(self, field, value, scope): return is_number(value, scope) or is_register(value, scope)
+    def accepts(self, field, value, scope):
+        number = is_number(value, scope) if field.fmt == "f" else is_whole(value, scope)
+        return number or is_register(value, scope)
 
     def read(self, field, value, scope):
         if is_register(value, scope):
@@ -223,7 +235,7 @@ class _RegList(_Bytes):
 
 
 class _Symbol(Codec):
-    FORMS = {"string": ("string", "address"), "value": ("symbol",), "address": ("address",)}
+    FORMS = {"string": ("string",), "value": ("symbol",), "address": ("address",)}
 
     def accepts(self, field, value, scope):
         return value.kind in self.FORMS[field.what]
@@ -231,7 +243,8 @@ class _Symbol(Codec):
     def read(self, field, value, scope):
         if is_number(value, scope):
             return _Number().read(Number(name=field.name, fmt="Q"), value, scope)
-        if value.kind not in self.FORMS[field.what]:
+        named_string = field.what == "string" and value.kind == "address"     # TEXT=&name, only with its key
+        if value.kind not in self.FORMS[field.what] and not named_string:
             form = {"string": 'a "string"', "value": "@name", "address": "&name"}[field.what]
             raise TextError(value, f"expected {form}, found {value.text}")
         return scope.reference(value, field)
