@@ -41,7 +41,7 @@ def fma64(a: Any, b: Any, c: Any) -> Any:
     """a * b + c rounded once to f64, by exact rationals (slow; few kernels use it)."""
     def one(x: float, y: float, z: float) -> float:
         if not all(map(np.isfinite, (x, y, z))):
-            return x * y + z
+            return z if np.isfinite(x) and np.isfinite(y) else x * y + z       # x * y may overflow; the exact one is finite
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         if exact == 0:
             return x * y + z
