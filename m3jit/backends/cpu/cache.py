@@ -40,6 +40,13 @@ class DiskCache:
         self.corrupt = 0
         self._stores = 0
 
+    @classmethod
+    def off(cls) -> "DiskCache":
+        """A cache that holds nothing."""
+        cache = cls(os.devnull)
+        cache.directory, cache.reason = None, "turned off by the caller"
+        return cache
+
     @property
     def enabled(self) -> bool:
         return not self.reason
