@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Iterable
 
+import m3jit
 from m3jit.frontend import binding
 from m3jit.frontend.directives import Directives
 from m3jit.frontend.errors import AssemblyError, SourceError, suggest
@@ -187,8 +188,9 @@ class _Assembler:
             patch(text if r.section == "TEXT" else data, r, reloc_word(r, symbols))
         lines: list[Line] = []
         for p in self.placed:
-            if not lines or (lines[-1].file, lines[-1].line) != p.origin:
+            if ((lines[-1].file, lines[-1].line) if lines else ("", 0)) != p.origin:
                 lines.append(Line(p.pc, *p.origin))
+        self.directives.meta.setdefault("producer", f"m3jit {m3jit.__version__}")
         program = Program(bytes(text), bytes(data), symbols, relocs, lines, self.directives.imports,
                           self.directives.meta, self.names.entry(), name=self.source.file)
         program.required = required_mask(i for _, i in program.instructions)

@@ -173,8 +173,12 @@ class Directives:
         if not s.operands:
             return
         name = s.operands[0].value.text
-        self.run.scope = self.run.names.functions.get(name, self.run.scope)
-        self.run.names.labels[name] = self.run.pc
+        names = self.run.names
+        self.run.scope = names.functions.get(name, self.run.scope)
+        names.labels[name] = self.run.pc
+        other = next((n for n in names.functions if n != name and names.labels.get(n) == self.run.pc), None)
+        if other:
+            self.run.error(s.head, f"function {other} has no instructions before {name} starts")
 
     def _loc(self, s: Statement) -> None:
         values = self._count(s, 1, 2, '"file" line, or 0')

@@ -7,10 +7,10 @@ from m3jit.frontend.errors import suggest
 from m3jit.frontend.lexer import Token, unquote
 from m3jit.frontend.numbers import Literal
 from m3jit.frontend.operand_text import TextError
-from m3jit.frontend.program import NAME, NO_SYMBOL, Reloc, RelocKind, Symbol, SymbolKind
-from m3jit.frontend.scopes import IMPLICIT, MAX_PARAMS, RegisterScope, physical
+from m3jit.frontend.program import LOCAL_LABEL, NAME, NO_SYMBOL, Reloc, RelocKind, Symbol, SymbolKind
+from m3jit.frontend.scopes import IMPLICIT, MAX_PARAMS, RegisterScope, bank_of, physical
 from m3jit.frontend.syntax import Value
-from m3jit.isa.fields import ABSENT, GPR, STATE, VEC, Field, Reg, SymbolField
+from m3jit.isa.fields import GPR, VEC, Field, Reg, SymbolField
 from m3jit.isa.table import Op
 
 if TYPE_CHECKING:
@@ -50,8 +50,10 @@ class NameTable:
         name = token.text
         if not NAME.match(name) or name == "_":
             self.run.error(token, f"{name} cannot be a name", "names are letters, digits, _ and .")
-        elif physical(name) or kind != SymbolKind.EXTERN and IMPLICIT.match(name):
+        elif physical(name) or IMPLICIT.match(name):
             self.run.error(token, f"{name} looks like a register and cannot be a {kind.name.lower()}")
+        elif LOCAL_LABEL.match(name) and kind != SymbolKind.LABEL:
+            self.run.error(token, f"{name} is a form kept for local labels")
         elif name in self.kinds or name in self.constants:
             first = self.where[name]
             self.run.error(token, f"{name} is already defined in line {first.line}")
@@ -85,6 +87,10 @@ class NameTable:
 
     def pin(self, token: Token, reg: Reg, scope: RegisterScope) -> None:
         """`.reg`."""
+        if not IMPLICIT.match(token.text) or bank_of(token.text) != reg.bank:
+            letters = ("r", "v", "s", "sp")[reg.bank]
+            self.run.error(token, f"{token.text} cannot name {reg}", f"such a name starts with {letters} and a capital")
+            return
         problem = self.scope_of(reg.bank, scope).pin(token.text, reg)
         if problem:
             self.run.error(token, problem)
@@ -115,7 +121,7 @@ class NameTable:
                 if reg is not None:
                     self.scope_of(reg.bank, scope).used.add(reg)
                 elif IMPLICIT.match(name) and self.is_register(name, scope):
-                    bank = {"r": GPR, "v": VEC, "s": STATE}[name[0]]
+                    bank = bank_of(name)
                     if name not in self.context.names:
                         self.scope_of(bank, scope).names.setdefault(name, None)
 
@@ -167,6 +173,9 @@ class NameTable:
 
     def lookup(self, value: Value, name: str) -> int:
         """Symbol index of a name used at `value`; TextError with a suggestion when nobody defines it."""
+        if LOCAL_LABEL.match(name):
+            raise TextError(value, f"{name} is a local label" if name in self.kinds else f"{name} is not defined",
+                            "labels of the form L_<hex> can only be branched to, in their own source")
         if name not in self.kinds:
             if self.allow_undefined or name.partition(".")[0] in self.namespaces:
                 self.kinds[name], self.where[name] = SymbolKind.EXTERN, value.token
@@ -189,9 +198,10 @@ class NameTable:
     def symbols(self, text_end: int) -> list[Symbol]:
         """All symbols, register names included."""
         for name in self.kinds:
-            self.symbol(name)
+            if not LOCAL_LABEL.match(name):
+                self.symbol(name)
         for name, token in self.exported.items():
-            if name not in self.kinds:
+            if name not in self.kinds or LOCAL_LABEL.match(name):
                 self.run.error(token, f".global names {name}, which is not defined", suggest(name, self.kinds))
         out = list(self._symbols)
         for scope in (self.context, self.main, *self.functions.values()):
@@ -239,6 +249,8 @@ class Place:
             raise TextError(value, f"{value.text} is not a number or a constant", hint) from None
 
     def distance(self, value: Value, field: Field) -> int:
+        if LOCAL_LABEL.match(value.text) and value.text in self.names.labels:
+            return self.names.labels[value.text] - self.pc
         i = self.names.lookup(value, value.text)
         s = self.names._symbols[i]
         if s.kind == SymbolKind.EXTERN:

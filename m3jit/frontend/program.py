@@ -20,6 +20,7 @@ from m3jit.isa.table import ESCAPES, NO_DEADLINE, Instruction
 from m3jit.isa.types import BY_CODE, Tensor
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
+LOCAL_LABEL = re.compile(r"L_[0-9a-f]{4,}\Z")       # labels of this form are local to a source, SYMBOLS does not hold them
 REGION_TEXT, REGION_GLOBAL = 0, 1
 NO_SYMBOL = 0xFFFFFFFF             # a relocation against the DATA section itself
 

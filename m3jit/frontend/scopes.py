@@ -9,11 +9,16 @@ import re
 from dataclasses import dataclass, field
 
 from m3jit.frontend.program import Symbol, SymbolKind
-from m3jit.isa.fields import ABSENT, BANK_LETTERS, BANK_SIZES, GPR, STATE, VEC, Reg
+from m3jit.isa.fields import ABSENT, BANK_LETTERS, BANK_SIZES, GPR, SPECIAL, STATE, VEC, Reg
 
 PHYSICAL = re.compile(r"(SP|[RVS])([0-9]{1,3})\Z", re.I)
-IMPLICIT = re.compile(r"[rvs][A-Z]\w*\Z")
+IMPLICIT = re.compile(r"(?:sp|[rvs])[A-Z]\w*\Z")
 MAX_PARAMS = 12
+
+
+def bank_of(name: str) -> int:
+    """The bank a register name's first letters say."""
+    return SPECIAL if name.startswith("sp") else {"r": GPR, "v": VEC, "s": STATE}[name[0]]
 
 
 def physical(name: str) -> Reg | None:
@@ -53,8 +58,8 @@ class RegisterScope:
         for name, reg in self.names.items():
             if reg is not None:
                 continue
-            bank = {"r": GPR, "v": VEC, "s": STATE}[name[0]]
-            n = next(free[bank], None)
+            bank = bank_of(name)
+            n = next(free[bank], None) if bank in free else None
             if n is None:
                 failed.append(name)
             else:
