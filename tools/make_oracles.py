@@ -57,15 +57,20 @@ class Maker:
 
     def greedy(self) -> dict[str, Any]:
         """Greedy continuations; `margin[i]` is the peer's largest logit minus its second largest where token i was
-        chosen. Generation goes on past an end-of-text token; `end` is the position of the first one, or null."""
+        chosen. Generation goes on past an end-of-text token; `end` is the position of the first one, or null.
+        `exact[i]` is what the float64 model would choose after the prompt and the peer's tokens before i."""
         rows = []
+        model = ReferenceLlama(self.model)
         for prompt in PROMPTS:
             ids = self.peer.tokenize(prompt, add_special=True)
             with self.peer.context(self.threads) as context:
                 tokens, margins, _ = greedy_run(context, ids, GREEDY_TOKENS)
             text = b"".join(map(self.peer.piece, tokens)).decode("utf-8", "replace")
             end = next((i for i, token in enumerate(tokens) if self.peer.is_end(token)), None)
-            rows.append({"prompt": prompt, "ids": ids, "tokens": tokens, "margin": margins, "end": end, "text": text})
+            exact = model.forward(ids + tokens[:-1], last_only=False)[len(ids) - 1:].argmax(axis=1).tolist()
+            rows.append({
+                "prompt": prompt, "ids": ids, "tokens": tokens, "margin": margins, "exact": exact, "end": end, "text": text,
+            })
         return {**self.source, "prompts": rows}
 
     def logits(self) -> dict[str, np.ndarray]:
