@@ -1,0 +1,265 @@
+"""Matrix products, quantisation, embeddings and rotary positions of the eager namespace."""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from m3jit.errors import OperandError
+from m3jit.ir import eager_blocks, eager_math, scalar_math
+from m3jit.ir.eager_layout import check_range
+from m3jit.ir.eager_math import fma32
+from m3jit.ir.eager_reduce import LANES, tree
+from m3jit.ir.eager_values import describe, float_tensor, floats, index_tensor, make, tensor, to_f32, widen
+from m3jit.ir.rope_frequencies import rope_frequencies
+from m3jit.isa.types import F32, FLOATS, I8, DType, Tensor
+
+QUANT_BLOCKS = {"Q8_0": 32, "Q4_0": 32, "Q4_1": 32, "Q4_K": 256, "Q6_K": 256}
+UNPACKED = 1 << 20                  # weight elements widened at a time
+
+
+def rows_of(w: Tensor, low: int, high: int) -> np.ndarray:
+    """Rows low..high of a float or block matrix as f32."""
+    if w.dtype.is_block:
+        return eager_blocks.decode(w.dtype, w.data[low:high])
+    return widen(Tensor(w.dtype, (high - low, *w.shape[1:]), w.data[low:high]))
+
+
+def dot64(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Canonical dots: x [R, K] with w [N, K] -> [R, N], both f32.  Lane l folds fma over l, l + 64, ... from +0."""
+    k = x.shape[1]
+    if k % LANES:
+        pad = ((0, 0), (0, LANES - k % LANES))
+        x, w = np.pad(x, pad), np.pad(w, pad)
+    out = np.empty((len(x), len(w)), np.float32)
+    chunk = max(1, eager_math.CHUNK // LANES)
+    with np.errstate(all="ignore"):
+        for r, row in enumerate(x):
+            for at in range(0, len(w), chunk):
+                part = w[at:at + chunk]
+                acc = np.zeros((len(part), LANES), np.float32)
+                for step in range(0, x.shape[1], LANES):
+                    fma32(row[step:step + LANES], part[:, step:step + LANES], acc, out=acc)
+                out[r, at:at + chunk] = tree(acc, np.add)
+    return out
+
+
+# -- integer dots -----------------------------------------------------------------------------------------------------
+
+def _group_dots(q: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Exact sums of q * w over groups: q [R, g, e], w [N, g, e] -> f64 [g, R, N].
+
+    e <= 32 products of magnitude <= 128 * 128 stay below 2^24, so the f32 product of matrices is exact in any order."""
+    return np.matmul(q.transpose(1, 0, 2).astype(np.float32), w.transpose(1, 2, 0).astype(np.float32)).astype(np.float64)
+
+
+def _weighted(scales: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """sum_j scales[n, b, j] * sums[b, j, R, N] as f32 [b, R, N]; the integer is exact in f64, rounded once."""
+    return np.einsum("nbj,bjrn->brn", scales.astype(np.float64), sums).astype(np.float32)
+
+
+def _qdot_32(name: str, q: np.ndarray, d: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    """Q8_0, Q4_0: acc = fma(dw dx, f32(isum), acc).  Q4_1: u = fma(dw, f32(isum), m f32(qsum)); acc = fma(dx, u, acc)."""
+    if name == "Q8_0":
+        w = raw[..., 2:].view(np.int8)
+    else:
+        w = eager_blocks.nibbles(raw[..., (2 if name == "Q4_0" else 4):]).astype(np.int8) - (8 if name == "Q4_0" else 0)
+    isum = _group_dots(q, w).astype(np.float32)
+    scale = eager_blocks.f16(raw, 0)[..., 0].T[:, None, :]
+    dx = d.T[:, :, None]
+    acc = np.zeros(isum.shape[1:], np.float32)
+    if name != "Q4_1":
+        u = scale * dx
+        for b in range(len(isum)):
+            acc = fma32(u[b], isum[b], acc)
+        return acc
+    low = eager_blocks.f16(raw, 2)[..., 0].T[:, None, :]
+    qsum = q.sum(axis=-1, dtype=np.int32).astype(np.float32).T[:, :, None]
+    for b in range(len(isum)):
+        acc = fma32(dx[b], fma32(scale[b], isum[b], low[b] * qsum[b]), acc)
+    return acc
+
+
+def _qdot_q4_k(q: np.ndarray, d: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    """u = fma(d, f32(isum), -(dmin f32(msum))); acc = fma(dx, u, acc), over super-blocks of 256."""
+    rows, blocks = raw.shape[:2]
+    groups = q.reshape(len(q), blocks * 8, 32)
+    sums = _group_dots(groups, eager_blocks.nibbles_by_32(raw[..., 16:]).reshape(rows, blocks * 8, 32))
+    scale, low = eager_blocks.scales_k4(raw[..., 4:16])
+    isum = _weighted(scale, sums.reshape(blocks, 8, len(q), rows))
+    q_sums = groups.sum(axis=-1, dtype=np.int64).reshape(len(q), blocks, 8)
+    msum = np.einsum("nbj,rbj->brn", low.astype(np.int64), q_sums).astype(np.float32)
+    d_w, d_min = (eager_blocks.f16(raw, at)[..., 0].T[:, None, :] for at in (0, 2))
+    acc = np.zeros(isum.shape[1:], np.float32)
+    for b in range(blocks):
+        u = fma32(d_w[b], isum[b], -(d_min[b] * msum[b]))
+        acc = fma32(d.T[b][:, None], u, acc)
+    return acc
+
+
+def _qdot_q6_k(q: np.ndarray, d: np.ndarray, raw: np.ndarray) -> np.ndarray:
+    """acc = fma(dx, d f32(isum), acc), over super-blocks of 256 with 16 signed scales."""
+    rows, blocks = raw.shape[:2]
+    w = eager_blocks.q6_integers(raw).astype(np.int8) - 32
+    sums = _group_dots(q.reshape(len(q), blocks * 16, 16), w.reshape(rows, blocks * 16, 16))
+    scale = np.ascontiguousarray(raw[..., 192:208]).view(np.int8)
+    isum = _weighted(scale, sums.reshape(blocks, 16, len(q), rows))
+    d_w = eager_blocks.f16(raw, 208)[..., 0].T[:, None, :]
+    acc = np.zeros(isum.shape[1:], np.float32)
+    for b in range(blocks):
+        acc = fma32(d.T[b][:, None], d_w[b] * isum[b], acc)
+    return acc
+
+
+def qdot(q: np.ndarray, d: np.ndarray, dtype: DType, data: np.ndarray) -> np.ndarray:
+    """Quantised activations q int8 [R, K], d f32 [R, K / block] times packed rows [N, row bytes] -> f32 [R, N]."""
+    raw = eager_blocks.split(dtype, data)
+    blocks = q.reshape(len(q), raw.shape[1], dtype.block)
+    with np.errstate(all="ignore"):
+        if dtype.name == "Q4_K":
+            return _qdot_q4_k(blocks, d, raw)
+        if dtype.name == "Q6_K":
+            return _qdot_q6_k(blocks, d, raw)
+        return _qdot_32(dtype.name, blocks, d, raw)
+
+
+def quantize_rows(x: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """(q int8 [.., K], d f32 [.., K / block]).  amax = max |x| (a NaN loses); q = rint(x (127 / amax)), NaN -> 0;
+    d = amax / 127; where amax is 0 or 127 / amax overflows: zeros."""
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    with np.errstate(all="ignore"):
+        magnitude = np.abs(blocks)
+        amax = np.max(np.where(magnitude == magnitude, magnitude, np.float32(0)), axis=-1)
+        reciprocal = np.float32(127) / amax
+        usable = (amax > 0) & (reciprocal < np.inf)
+        t = blocks * reciprocal[..., None]
+        q = np.rint(np.where(usable[..., None] & (t == t), t, np.float32(0))).astype(np.int8)
+        return q.reshape(x.shape), np.where(usable, amax / np.float32(127), np.float32(0))
+
+
+class Matrix:
+    """Mixin of `EagerXp`."""
+
+    def matmul(self, x, w, transposed: bool = False):
+        """x [.., K] times w [K, N], or w [N, K] transposed -> F32 [.., N]; weights dequantised exactly, canonical dots."""
+        x, w = float_tensor(x), self._weight(w)
+        if w.dtype.is_block and not transposed:
+            raise OperandError(f"{describe(w)} is packed along its rows: it can only be multiplied transposed, "
+                               "x times W^T")
+        k, n = (w.shape[1], w.shape[0]) if transposed else w.shape
+        self._inner(x, k, w)
+        rows = np.ascontiguousarray(widen(x)).reshape(_rows(x), k)
+        out = np.empty((len(rows), n), np.float32)
+        step = max(1, UNPACKED // max(k, 1))
+        dense = None if transposed else np.ascontiguousarray(rows_of(w, 0, k).T)
+        for at in range(0, n, step):
+            out[:, at:at + step] = dot64(rows, rows_of(w, at, min(at + step, n)) if transposed else dense[at:at + step])
+        return floats(out.reshape(*x.shape[:-1], n))
+
+    def quantize_activation(self, x, block: int):
+        """(q I8 [.., K], d F32 [.., K / block]); see `quantize_rows`."""
+        x = self._f32(x)
+        if block not in (32, 256) or not x.rank or x.shape[-1] % block:
+            raise OperandError(f"activations are quantised in blocks of 32 or 256 along the last axis, got {describe(x)} "
+                               f"in blocks of {block}")
+        q, d = quantize_rows(x.data, block)
+        return make(q, I8), floats(d)
+
+    def qmatmul(self, x, w):
+        """x [.., K], quantised to int8 blocks, times block-quantised w [N, K] -> F32 [.., N]; integer dots."""
+        x, w = float_tensor(x), self._weight(w)
+        if w.dtype.name not in QUANT_BLOCKS:
+            raise OperandError(f"an integer product needs weights of type {' '.join(QUANT_BLOCKS)}, got {describe(w)}")
+        n, k = w.shape
+        self._inner(x, k, w)
+        rows = np.ascontiguousarray(widen(x)).reshape(_rows(x), k)
+        q, d = quantize_rows(rows, QUANT_BLOCKS[w.dtype.name])
+        out = np.empty((len(rows), n), np.float32)
+        step = max(1, UNPACKED // max(k, 1))
+        for at in range(0, n, step):
+            out[:, at:at + step] = qdot(q, d, w.dtype, w.data[at:at + step])
+        return floats(out.reshape(*x.shape[:-1], n))
+
+    def quantize(self, x, dtype: DType):
+        """x packed into blocks along its last axis (ggml's reference quantisation); finite values only."""
+        x = float_tensor(x)
+        if not dtype.is_block:
+            raise OperandError(f"QUANTIZE makes block types, not {dtype.name}; CAST converts")
+        if not x.rank or x.shape[-1] % dtype.block:
+            raise OperandError(f"{dtype.name} packs {dtype.block} elements of the last axis, got {describe(x)}")
+        v = widen(x)
+        if not np.isfinite(v).all():
+            raise OperandError(f"QUANTIZE: {describe(x)} holds infinities or NaN; SANITY_CHECK replaces them")
+        return Tensor(dtype, x.shape, eager_blocks.encode(dtype, v))
+
+    def dequantize(self, x):
+        """A block tensor's values as F32."""
+        x = tensor(x)
+        if not x.dtype.is_block:
+            return self.cast(x, F32)
+        return floats(eager_blocks.decode(x.dtype, x.data))
+
+    def canonical_bytes(self, x: Any) -> bytes:
+        """Float and block tensors as F32 little-endian, others as stored; row-major."""
+        x = tensor(x)
+        return (self.dequantize(x) if x.dtype.is_block or x.dtype in FLOATS else x).tobytes()
+
+    def embed(self, ids, table):
+        """Rows of table [V, D] at integer ids (flattened; a single integer: one row) -> F32 [count, D]."""
+        table = self._weight(table)
+        i = np.asarray([ids], np.int64) if isinstance(ids, int) else index_tensor(ids).ravel()
+        bad = (i < 0) | (i >= table.shape[0])
+        if bad.any():
+            at = int(np.flatnonzero(bad)[0])
+            raise OperandError(f"id {int(i[at])} at position {at} is outside the table of {table.shape[0]} rows")
+        picked = table.data[i]
+        return floats(eager_blocks.decode(table.dtype, picked) if table.dtype.is_block else
+                      widen(Tensor(table.dtype, picked.shape, picked)))
+
+    def rope(self, x, pos, *, head_dim: int, theta: float, pairing: str, scale: float = 1.0, factors=None):
+        """Rotary positions: row t of x [T, heads * head_dim] (last two axes) is rotated to position pos + t.
+
+        freq_i = f32(theta^(-2i/d)) * scale / factors_i; angle = f32(pos + t) * freq_i;
+        a' = fma(a, cos, -(b sin)), b' = fma(a, sin, b cos) for pairs (2i, 2i+1) NORM or (i, i + d/2) NEOX."""
+        x = self._f32(x)
+        if head_dim <= 0 or head_dim % 2 or x.rank < 2 or x.shape[-1] % head_dim:
+            raise OperandError(f"ROPE needs [.., T, heads * HDIM] with an even HDIM, got {describe(x)} and HDIM {head_dim}")
+        freq = rope_frequencies(theta, head_dim) * to_f32(float(scale))
+        with np.errstate(all="ignore"):
+            if factors is not None:
+                f = self._f32(factors)
+                if f.size != head_dim // 2:
+                    raise OperandError(f"ROPE needs {head_dim // 2} frequency factors, got {describe(f)}")
+                freq = freq / f.data.ravel()
+            position = np.arange(x.shape[-2], dtype=np.int64) + check_range("position", pos, -2 ** 62, 2 ** 62)
+            angle = (position.astype(np.float32)[:, None] * freq)[:, None, :]
+            lanes = eager_math.Lanes(np.ascontiguousarray(angle), "f32")
+            sin, cos = (v.array for v in scalar_math.sincos(eager_math.MATH, lanes))
+            v = x.data.reshape(*x.shape[:-1], x.shape[-1] // head_dim, head_dim)
+            half = head_dim // 2
+            first, second = (slice(0, half), slice(half, None)) if pairing == "NEOX" else \
+                (slice(0, None, 2), slice(1, None, 2))
+            out = np.empty_like(v)
+            a, b = v[..., first], v[..., second]
+            out[..., first] = fma32(a, cos, -(b * sin))
+            out[..., second] = fma32(a, sin, b * cos)
+        return floats(out.reshape(x.shape))
+
+    def _f32(self, v: Any) -> Tensor:
+        x = float_tensor(v)
+        return x if x.dtype is F32 else self.cast(x, F32)
+
+    def _weight(self, w: Any) -> Tensor:
+        w = tensor(w)
+        if w.rank != 2 or not (w.dtype.is_block or w.dtype in FLOATS):
+            raise OperandError(f"a weight is a float or block matrix, got {describe(w)}")
+        return w
+
+    def _inner(self, x: Tensor, k: int, w: Tensor) -> None:
+        if not x.rank or x.shape[-1] != k:
+            raise OperandError(f"{describe(x)} times {describe(w)}: the inner lengths differ, {k} is needed")
+
+
+def _rows(x: Tensor) -> int:
+    return math.prod(x.shape[:-1])

@@ -1,0 +1,212 @@
+"""Key/value streams: the immutable values behind ATTN's state operand.
+
+A stream maps layer -> (pages, length).  A page is one NumPy array of PAGE = 64 positions of one layer: for each kv head
+K as [head_dim][64], then V as [64][head_dim].  Pages are shared between the values that have them in common, and are
+append-only: a *claim mark* per page says how many of its positions some value has taken.  A value that appends where
+its own length equals the mark writes in place (nobody can see the new positions); one that appends below the mark, or
+to the same place as a sibling, copies that one page first.  So a snapshot is a reference, and appending after a fork
+costs at most one page per layer.
+
+    K of head h, feature d, position p:  page[h * 2 * 64 * head_dim + d * 64 + p % 64]
+    V of head h, feature d, position p:  page[h * 2 * 64 * head_dim + 64 * head_dim + (p % 64) * head_dim + d]
+
+The contents of positions at or beyond a value's length are unspecified (zero in a new page).
+"""
+from __future__ import annotations
+
+import threading
+from typing import Mapping
+
+import numpy as np
+
+from m3jit.errors import OperandError
+from m3jit.isa.types import F16, F32, DType
+
+PAGE = 64
+DTYPES = {"F16": F16, "F32": F32}
+_claims = threading.Lock()          # guards every page's mark; held for a comparison and an assignment only
+
+
+class Page:
+    """64 positions of one layer.  `claimed`: positions 0 .. claimed-1 belong to some value."""
+    __slots__ = ("data", "claimed", "__weakref__")
+
+    def __init__(self, data: np.ndarray, claimed: int = 0):
+        self.data, self.claimed = data, claimed
+
+    @property
+    def address(self) -> int:
+        return self.data.ctypes.data
+
+    def claim(self, start: int, stop: int) -> bool:
+        """Take positions start .. stop-1 for writing in place; False when another value has taken them."""
+        with _claims:
+            if self.claimed != start:
+                return False
+            self.claimed = stop
+            return True
+
+
+class Layer:
+    """Pages and length of one layer; immutable."""
+    __slots__ = ("pages", "length")
+
+    def __init__(self, pages: tuple[Page, ...] = (), length: int = 0):
+        self.pages, self.length = pages, length
+
+
+_EMPTY = Layer()
+
+
+class KVStream:
+    """A stream value.  Every method that changes something returns a new value; this one stays as it is.
+
+    kv_heads, head_dim: 0 until the first append fixes them.  dtype: storage of keys and values, F16 or F32."""
+    __slots__ = ("kv_heads", "head_dim", "dtype", "layers", "__weakref__")
+
+    def __init__(self, kv_heads: int = 0, head_dim: int = 0, dtype: DType = F16,
+                 layers: Mapping[int, Layer] | None = None):
+        if dtype not in DTYPES.values():
+            raise OperandError(f"a KV stream stores F16 or F32, not {dtype.name}")
+        self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
+        self.layers: Mapping[int, Layer] = layers if layers is not None else {}
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+    @property
+    def page_elements(self) -> int:
+        return self.kv_heads * 2 * PAGE * self.head_dim
+
+    @property
+    def page_bytes(self) -> int:
+        return self.page_elements * self.dtype.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages this value can reach (shared ones included)."""
+        return sum(len(layer.pages) for layer in self.layers.values()) * self.page_bytes
+
+    def length(self, layer: int) -> int:
+        """Rows of a layer; 0 for a layer without any."""
+        return self.layers.get(layer, _EMPTY).length
+
+    def pages(self, layer: int) -> tuple[Page, ...]:
+        return self.layers.get(layer, _EMPTY).pages
+
+    def page_table(self, layer: int) -> np.ndarray:
+        """Addresses of the layer's pages, one int64 each.  Valid while this value is alive."""
+        return np.array([p.address for p in self.pages(layer)], np.int64)
+
+    def rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """(keys, values) as f32 [length, kv_heads * head_dim], copied out."""
+        n = self.length(layer)
+        shape = (n, self.kv_heads, self.head_dim)
+        k, v = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        for i, page in enumerate(self.pages(layer)):
+            at, stop = i * PAGE, min(n, (i + 1) * PAGE)
+            if at >= n:
+                break
+            keys, values = self._views(page)
+            k[at:stop] = keys[:, :, :stop - at].transpose(2, 0, 1)
+            v[at:stop] = values[:, :stop - at].transpose(1, 0, 2)
+        return k.reshape(n, -1), v.reshape(n, -1)
+
+    def _views(self, page: Page) -> tuple[np.ndarray, np.ndarray]:
+        """Keys [heads, head_dim, 64] and values [heads, 64, head_dim] of a page."""
+        halves = page.data.reshape(self.kv_heads, 2, PAGE * self.head_dim)
+        return (halves[:, 0].reshape(self.kv_heads, self.head_dim, PAGE),
+                halves[:, 1].reshape(self.kv_heads, PAGE, self.head_dim))
+
+    # -- appending --------------------------------------------------------------------------------------------------
+    def with_geometry(self, kv_heads: int, head_dim: int) -> "KVStream":
+        """This stream, its geometry fixed by a first append.  OperandError if it has another one."""
+        if (self.kv_heads, self.head_dim) == (kv_heads, head_dim):
+            return self
+        if self.kv_heads:
+            raise OperandError(f"the KV stream has {self.kv_heads} heads of {self.head_dim}; an append of {kv_heads} "
+                               f"heads of {head_dim} does not fit it")
+        if kv_heads <= 0 or head_dim <= 0:
+            raise OperandError(f"a KV stream needs at least one head and one feature, got {kv_heads} of {head_dim}")
+        return KVStream(kv_heads, head_dim, self.dtype, self.layers)
+
+    def reserve(self, layer: int, rows: int) -> "KVStream":
+        """A value with the same lengths whose pages can take `rows` more rows of a layer at their place: positions are
+        claimed, a page another value may write is copied, missing pages are added (zero-filled).
+
+        Writers (a compiled region) then fill positions length .. length + rows - 1 through `page_table` and commit
+        with `with_lengths`.  A reservation that is never committed costs only memory."""
+        old = self.layers.get(layer, _EMPTY)
+        start, stop = old.length, old.length + rows
+        if not self.kv_heads:
+            raise OperandError("a KV stream without geometry cannot be reserved; append or with_geometry first")
+        pages = list(old.pages[:-(-start // PAGE)])
+        if rows and start % PAGE:
+            page = pages[-1]
+            first, last = start % PAGE, min(PAGE, stop - (len(pages) - 1) * PAGE)
+            if not page.claim(first, last):
+                pages[-1] = Page(page.data.copy(), last)
+        while len(pages) * PAGE < stop:
+            pages.append(Page(np.zeros(self.page_elements, self.dtype.numpy),
+                              min(PAGE, stop - len(pages) * PAGE)))
+        return self._replace(layer, Layer(tuple(pages), start))
+
+    def with_lengths(self, lengths: Mapping[int, int]) -> "KVStream":
+        """The value with new row counts of some layers, which must lie within their pages."""
+        layers = dict(self.layers)
+        for layer, n in lengths.items():
+            old = layers.get(layer, _EMPTY)
+            if not 0 <= n <= len(old.pages) * PAGE:
+                raise OperandError(f"layer {layer} of the KV stream has pages for {len(old.pages) * PAGE} rows, not {n}")
+            layers[layer] = Layer(old.pages, n)
+        return KVStream(self.kv_heads, self.head_dim, self.dtype, layers)
+
+    def append(self, layer: int, k: np.ndarray, v: np.ndarray) -> "KVStream":
+        """The stream with rows k, v (f32 [rows, kv_heads * head_dim]) after the layer's last row, rounded once."""
+        rows, start = len(k), self.length(layer)
+        out = self.reserve(layer, rows)
+        with np.errstate(over="ignore"):
+            keys = k.reshape(rows, self.kv_heads, self.head_dim).astype(self.dtype.numpy)
+            values = v.reshape(rows, self.kv_heads, self.head_dim).astype(self.dtype.numpy)
+        at = 0
+        while at < rows:
+            position = start + at
+            page, slot = out.pages(layer)[position // PAGE], position % PAGE
+            n = min(PAGE - slot, rows - at)
+            page_keys, page_values = self._views(page)
+            page_keys[:, :, slot:slot + n] = keys[at:at + n].transpose(1, 2, 0)
+            page_values[:, slot:slot + n] = values[at:at + n].transpose(1, 0, 2)
+            at += n
+        return out.with_lengths({layer: start + rows})
+
+    # -- shortening -------------------------------------------------------------------------------------------------
+    def truncate(self, length: int) -> "KVStream":
+        """Every layer keeps its first min(rows, length) rows; pages past the end are let go."""
+        if length < 0:
+            raise OperandError(f"a KV stream cannot be truncated to {length} rows")
+        layers = {}
+        for key, old in self.layers.items():
+            n = min(old.length, length)
+            layers[key] = Layer(old.pages[:-(-n // PAGE)], n)
+        return KVStream(self.kv_heads, self.head_dim, self.dtype, layers)
+
+    def compress(self, sink: int, window: int) -> "KVStream":
+        """Every layer longer than sink + window keeps its first `sink` and its last `window` rows (rows keep the
+        rotation of the positions they were made at); others stay."""
+        if sink < 0 or window < 0 or sink + window == 0:
+            raise OperandError(f"KV_COMPRESS needs SINK and WINDOW from 0 and not both 0, got {sink} and {window}")
+        out = self
+        for key, old in self.layers.items():
+            if old.length <= sink + window:
+                continue
+            k, v = self.rows(key)
+            keep = np.r_[0:sink, old.length - window:old.length]
+            out = out._replace(key, _EMPTY).append(key, k[keep], v[keep])
+        return out
+
+    def _replace(self, layer: int, value: Layer) -> "KVStream":
+        layers = dict(self.layers)
+        layers[layer] = value
+        return KVStream(self.kv_heads, self.head_dim, self.dtype, layers)
+
+    def __repr__(self) -> str:
+        lengths = {k: layer.length for k, layer in self.layers.items()}
+        return f"KVStream({self.dtype.name}, {self.kv_heads} x {self.head_dim}, rows {lengths})"
