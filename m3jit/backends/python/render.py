@@ -273,3 +273,11 @@ def float_text(x: float) -> str:
     if x in (float("inf"), float("-inf")):
         return "inf" if x > 0 else "-inf"
     return repr(x)
+
+
+def render_grid(kernel: Kernel) -> str:
+    """Source of `grid(<parameters>)`, the number of groups of a launch (hosts that enqueue work-groups need it)."""
+    r = _Renderer(kernel)
+    r._block(kernel.prologue, 1)
+    params = ", ".join(identifier(p.name) for p in kernel.params)
+    return "\n".join([f"def grid({params}):", *r.lines, f"    return {r.ref(kernel.grid)}"]) + "\n"

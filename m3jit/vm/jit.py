@@ -1,0 +1,217 @@
+"""Decides what to compile, keeps the compiled variants of every entry point, and moves contexts through them.
+
+An entry point is the program's start, a branch target, or the instruction after a slow-path one.  At its first visits
+it is interpreted; it is compiled when it holds enough work (large tensors, weights) or has been visited often.  Each
+entry keeps up to `MAX_VARIANTS` variants, one per set of live-in types.  What cannot be compiled is interpreted: the
+bytes are the same.
+"""
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterable
+
+from m3jit.ir.lift import Entry, Lifter
+from m3jit.ir.lower import Region, lower
+from m3jit.ir.passes import PassLog, run_passes
+from m3jit.ir.passes.fuse import Group
+from m3jit.ir.tensor import Function, Node, Sym, TensorType, eval_dim
+from m3jit.isa.types import Tensor
+from m3jit.vm.native import NO_BUDGET, CompiledRegion, fits, type_of_value
+
+MAX_VARIANTS = 8
+HOT_VISITS = 64                 # visits of an entry after which anything is worth compiling
+ENOUGH_BYTES = 1 << 15          # bytes touched by one pass over a region that are worth compiling at once
+LOOP_VISITS = 8                 # visits after which a region with a loop is compiled
+
+
+@dataclass
+class Point:
+    """One entry point."""
+    pc: int
+    visits: int = 0
+    variants: list[CompiledRegion] = field(default_factory=list)
+    looked: bool = False
+    dead: bool = False          # nothing at this pc can be compiled
+    weight: int = 0             # bytes one pass touches, from the first lifting
+
+
+class Compiler:
+    """Backend, kernel library and weights of one or more machines; makes regions out of entries."""
+
+    def __init__(self, engine: Any, weights: Any, threads: int, log: PassLog | None = None, checked: bool = False,
+                 name: str = "cpu"):
+        self.engine, self.weights, self.threads, self.log, self.name = engine, weights, threads, log, name
+        self.checked = checked
+        self.lock = threading.Lock()
+        self.timings: dict[str, float] = {}
+
+    def compile(self, f: Function, name: str) -> tuple[Region, Any]:
+        """Passes, lowering and code for a lifted function."""
+        from m3jit.kernels.fused import build
+        from m3jit.kernels.lowering import LIBRARY
+        t0 = time.perf_counter()
+        log = self.log or PassLog(check=self.checked)
+        run_passes(f, log)
+        t1 = time.perf_counter()
+        region = lower(f, LIBRARY, build, name)
+        t2 = time.perf_counter()
+        native = self.engine.region(region.plan)
+        t3 = time.perf_counter()
+        for what, seconds in (("passes", t1 - t0), ("lowering", t2 - t1), ("code", t3 - t2)):
+            self.timings[what] = self.timings.get(what, 0.0) + seconds
+        return region, native
+
+
+def touched_bytes(f: Function, syms: dict[Sym, int]) -> int:
+    """Bytes of the tensors one pass over the region reads and writes (a rough measure of its work)."""
+    total = 0
+    for n in f.nodes():
+        if isinstance(n.type, TensorType):
+            if n.op == "weight":
+                total += n.attrs["tensor"].nbytes
+            elif n.op not in ("imm", "reshape"):
+                total += eval_dim(n.type.nbytes(), syms)
+    return total
+
+
+class Jit:
+    """The `regions` of an interpreter (m3jit.vm.interpreter.Regions)."""
+
+    def __init__(self, image: Any, machine: Any, compiler: Compiler, stop_word: Any, eager: bool = False):
+        self.image, self.machine, self.compiler, self.eager = image, machine, compiler, eager
+        self.stop_address = stop_word.word.ctypes.data
+        self.points = {pc: Point(pc) for pc in entry_points(image)}
+        self.entries: Iterable[int] = tuple(self.points)
+        self.interpreter: Any = None             # set by the machine: asked to stop asking about dead points
+        self.log: list[str] = []
+        self.regions: list[CompiledRegion] = []
+
+    # -- program view for lifting -----------------------------------------------------------------------------------
+    def at(self, pc: int) -> Any:
+        return self.image.at(pc)
+
+    def constant(self, ins: Any) -> Any:
+        return self.machine.constant(ins)
+
+    # -- entering ---------------------------------------------------------------------------------------------------
+    def enter(self, ctx: Any, pc: int) -> int | None:
+        point = self.points[pc]
+        if point.dead:
+            return None
+        regs = ContextRegisters(ctx, self.machine)
+        for region in point.variants:
+            syms = region.matches(regs)
+            if syms is not None:
+                return self._run(ctx, regs, region, syms)
+        point.visits += 1
+        region = self._consider(ctx, regs, point)
+        if region is None:
+            return None
+        syms = region.matches(regs)
+        return self._run(ctx, regs, region, syms) if syms is not None else None
+
+    def _run(self, ctx: Any, regs: "ContextRegisters", region: CompiledRegion, syms: dict[Sym, int]) -> int | None:
+        if self.machine.profile is not None:
+            start = time.perf_counter()
+            info, retired = region.run(regs, syms, self.stop_address, ctx.budget)
+            region.seconds += time.perf_counter() - start
+        else:
+            info, retired = region.run(regs, syms, self.stop_address, ctx.budget)
+        region.entries += 1
+        region.retired += retired
+        ctx.retired += retired
+        if info is None:
+            return region.region.function.entry_pc if self.machine.stop.raised else None
+        if info.pc == region.region.function.entry_pc and retired == 0:
+            return None                          # the first instruction itself is the interpreter's
+        return info.pc
+
+    # -- compiling --------------------------------------------------------------------------------------------------
+    def _consider(self, ctx: Any, regs: "ContextRegisters", point: Point) -> CompiledRegion | None:
+        if len(point.variants) >= MAX_VARIANTS:
+            return None
+        if not self.eager and point.looked and not point.variants and point.weight < ENOUGH_BYTES and \
+                point.visits not in (LOOP_VISITS, HOT_VISITS):
+            return None
+        lifted = self._lift(regs, point.pc)
+        if lifted is None:
+            if not point.looked:
+                point.dead = True
+                if self.interpreter is not None:
+                    self.interpreter.unmark_entry(point.pc)
+            return None
+        f, syms = lifted
+        point.looked = True
+        point.weight = touched_bytes(f, syms)
+        loop = any(b.poll for b in f.blocks)
+        if not (self.eager or point.weight >= ENOUGH_BYTES or point.visits >= HOT_VISITS or
+                (loop and point.visits >= LOOP_VISITS) or point.variants):
+            return None
+        with self.compiler.lock:
+            region, native = self.compiler.compile(f, f"r{point.pc:x}")
+        compiled = CompiledRegion(region, native, self.compiler.weights.pointer, self.compiler.threads)
+        point.variants.append(compiled)
+        self.regions.append(compiled)
+        if len(point.variants) > 3:
+            self.log.append(f"region at {point.pc:#x} has {len(point.variants)} variants")
+        return compiled
+
+    def _lift(self, regs: "ContextRegisters", pc: int) -> tuple[Function, dict[Sym, int]] | None:
+        syms: dict[Sym, int] = {}
+
+        def type_of(key: Any) -> Any:
+            value = regs.get(key)
+            t = type_of_value(key, value)
+            if isinstance(t, TensorType) and t.shape and isinstance(t.shape[0], Sym):
+                syms[t.shape[0]] = value.shape[0]
+            return t
+        f = Lifter(self, Entry(pc, type_of, syms)).lift(f"r{pc:x}")
+        return None if f is None else (f, syms)
+
+
+class ContextRegisters:
+    """A context's registers and state by the compiler's keys."""
+    __slots__ = ("ctx", "machine")
+
+    def __init__(self, ctx: Any, machine: Any):
+        self.ctx, self.machine = ctx, machine
+
+    def get(self, key: Any) -> Any:
+        if key.__class__ is tuple:
+            bank = key[0]
+            if bank == "R":
+                return self.ctx.R[key[1]]
+            if bank == "S":
+                return self.machine.state_of(self.ctx, key[1])
+            return self.ctx.V[key[1]]
+        return self.ctx.flags if key == "flags" else self.ctx.rng
+
+    def set(self, key: Any, value: Any) -> None:
+        if key.__class__ is tuple:
+            bank = key[0]
+            if bank == "R":
+                if key[1] != 255:
+                    self.ctx.R[key[1]] = value
+            elif bank == "S":
+                self.machine.set_state_of(self.ctx, key[1], value)
+            else:
+                self.ctx.V[key[1]] = value
+        elif key == "flags":
+            self.ctx.flags = value
+        else:
+            self.ctx.rng = value
+
+
+def entry_points(image: Any) -> list[int]:
+    """Program start, branch targets, and what follows a slow-path instruction."""
+    out = {image.entry_pc}
+    for pc, ins in zip(image.pcs, image.instructions):
+        nxt = pc + ins.size
+        if "target" in ins.args:
+            out.add(pc + ins.args["target"])
+        if ins.op.route in ("machine", "absent") or (ins.op.route == "control" and
+                                                     ins.op.control not in ("next", "jump", "branch")):
+            out.add(nxt)
+    return sorted(pc for pc in out if pc in image.index_of)
