@@ -1,0 +1,235 @@
+"""Turns a decoded instruction into a Python function that executes it.
+
+The function's source is generated once per *pattern* (which operands are registers of which bank, which are constants,
+where results go) and compiled; register numbers, constants and the opcode's body are closure variables.  This is what
+makes the interpreter's inner loop one call per instruction without any decoding left in it.
+
+A value handler executes the instruction and returns the index of the next one, or `-2 - index` to ask the loop to look
+at the stop word first.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from m3jit.errors import OperandError
+from m3jit.isa.fields import (FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, RegList, ShapeField, SPECIAL)
+from m3jit.isa.table import Instruction
+from m3jit.isa.types import Tensor
+from m3jit.vm import values
+from m3jit.vm.values import Handle, classes_of, expected, said
+
+BANK = "RVS"
+SCALARS = frozenset({int, float})
+Handler = Callable[[Any], int]
+
+
+class Operand:
+    """How one field of one instruction is fetched and written back.
+
+    code names the pattern: k constant, r register, s state, g getter function, h hidden state.  `where` is (bank
+    letter, index) of a register."""
+    __slots__ = ("field", "name", "code", "bank", "index", "classes", "value", "writes")
+
+    def __init__(self, field: Any, code: str, value: Any = None, reg: Reg | None = None,
+                 classes: frozenset[type] = frozenset(), writes: bool = False):
+        self.field, self.name, self.code, self.value, self.classes, self.writes = \
+            field, field.name, code, value, classes, writes
+        self.bank, self.index = (BANK[reg.bank], reg.index) if reg is not None else ("", 0)
+
+    @property
+    def register(self) -> str:
+        return f"{self.bank}{self.index}"
+
+
+def kind_fault(op: Operand, value: Any, kinds: tuple[str, ...]) -> OperandError:
+    """The error for a register of the wrong kind."""
+    return OperandError(f"{op.register} ({op.name}) holds {said(value)}, expected {expected(kinds)}", op.register)
+
+
+def _fault(operand: Operand, value: Any) -> None:
+    kinds = ("int",) if isinstance(operand.field, IntOrReg) and not isinstance(operand.field, FloatOrReg) else \
+        ("float",) if isinstance(operand.field, FloatOrReg) else operand.field.kinds
+    raise kind_fault(operand, value, kinds)
+
+
+def _need_int(ctx: Any, reg: Reg, name: str) -> int:
+    v = ctx.bank(reg.bank)[reg.index]
+    if v.__class__ is not int:
+        raise OperandError(f"{reg} ({name}) holds {said(v)}, expected an integer", str(reg))
+    return v
+
+
+def _shape_getter(value: tuple, name: str) -> Callable[[Any], tuple]:
+    return lambda ctx: tuple(_need_int(ctx, d, name) if isinstance(d, Reg) else d for d in value)
+
+
+def _list_getter(regs: tuple[Reg, ...], name: str) -> Callable[[Any], tuple]:
+    def get(ctx: Any) -> tuple:
+        found = tuple(ctx.R[r.index] for r in regs)
+        for r, v in zip(regs, found):
+            if v is None:
+                raise OperandError(f"{r} ({name}) holds {said(v)}, expected a value", str(r))
+        return found
+    return get
+
+
+def operands(ins: Instruction, pure: bool, special: Callable[[Any, int], int]) -> list[Operand]:
+    """The operands of an instruction in field order.  pure: value route (destinations are passed as None); else
+    destinations are passed as registers and register lists stay lists of registers."""
+    out: list[Operand] = []
+    for f in ins.op.fields:
+        if isinstance(f, Hidden):
+            out.append(Operand(f, "h", f.state, writes=True))
+            continue
+        v = ins.args.get(f.name, None if isinstance(f, (RegField, PayloadReg)) else f.default)
+        if isinstance(f, (RegField, PayloadReg)):
+            out.append(_register(f, v, pure, special))
+        elif isinstance(f, IntOrReg) and isinstance(v, Reg):
+            kind = float if isinstance(f, FloatOrReg) else int
+            out.append(Operand(f, "r", reg=v, classes=frozenset({kind})))
+        elif isinstance(f, ShapeField) and any(isinstance(d, Reg) for d in v):
+            out.append(Operand(f, "g", _shape_getter(v, f.name)))
+        elif isinstance(f, RegList) and pure:
+            out.append(Operand(f, "g", _list_getter(v, f.name)))
+        else:
+            out.append(Operand(f, "k", v))
+    return out
+
+
+def _register(f: Any, v: Reg | None, pure: bool, special: Callable[[Any, int], int]) -> Operand:
+    if f.dest and not f.both:
+        o = Operand(f, "k", None if pure else v, reg=v if v is not None and v.bank != SPECIAL else None, writes=True)
+        return o
+    if v is None:
+        return Operand(f, "k", None, writes=f.both)
+    if v.bank == SPECIAL:
+        return Operand(f, "g", lambda ctx, n=v.index: special(ctx, n))
+    if f.kinds == ("state",) or (pure and "state" in f.kinds and set(f.kinds) <= {"state", "null"}):
+        return Operand(f, "s" if pure else "r", reg=v, writes=f.both, classes=classes_of(("state", "null")
+                       if f.both or "null" in f.kinds else ("state",)))
+    return Operand(f, "r", reg=v, classes=classes_of(f.kinds), writes=f.both)
+
+
+_factories: dict[tuple, Callable[..., Handler]] = {}
+
+
+def value_handler(ins: Instruction, xp: Any, nxt: int, stop: Any, machine: Any) -> Handler:
+    """The handler of a value-route instruction."""
+    ops = operands(ins, True, machine.read_special)
+    results = [o for o in ops if o.writes]
+    scalar_only = ins.op.code == 0x7C or all(o.classes <= SCALARS for o in ops if o.code == "r")
+    fast = ins.op.code in (0x7C, 0x0C)
+    moved = _moved_register(ins, ops)
+    pattern = tuple((o.code, o.bank, o.writes, o.value if o.code == "h" else None) for o in ops) + \
+        (fast, scalar_only, moved is not None)
+    factory = _factories.get(pattern)
+    if factory is None:
+        factory = _factories[pattern] = _compile(ops, results, fast, scalar_only, moved)
+    env = {"body": ins.op.body, "xp": xp, "nxt": nxt, "stop": stop, "fault": _fault, "put": put,
+           "state_in": machine.state_in, "state_out": machine.state_out, "normal": values.normalise,
+           "results_fault": results_fault, "moved": moved}
+    for i, o in enumerate(ops):
+        env.update({f"n{i}": o.index, f"k{i}": o.value, f"c{i}": o.classes, f"o{i}": o})
+    return factory(**env)
+
+
+def _moved_register(ins: Instruction, ops: list[Operand]) -> Operand | None:
+    """INPLACE empties the first source register."""
+    if not ins.args.get("inplace"):
+        return None
+    return next((o for o in ops if o.code == "r" and not o.writes and isinstance(o.field, RegField)), None)
+
+
+def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only: bool,
+             moved: Operand | None) -> Callable[..., Handler]:
+    lines = ["def handler(ctx):"]
+    for bank in sorted({o.bank for o in ops if o.bank}):
+        lines.append(f"    {bank} = ctx.{bank}")
+    for i, o in enumerate(ops):
+        if o.code == "k":
+            continue
+        if o.code == "h":
+            lines.append(f"    a{i} = ctx.{o.value}")
+        elif o.code == "g":
+            lines.append(f"    a{i} = k{i}(ctx)")
+        else:
+            lines += [f"    a{i} = {o.bank}[n{i}]", f"    if a{i}.__class__ not in c{i}: fault(o{i}, a{i})"]
+            if o.code == "s":
+                lines.append(f"    s{i} = state_in(ctx, o{i}, a{i})")
+    args = ", ".join({"k": f"k{i}", "s": f"s{i}"}.get(o.code, f"a{i}") for i, o in enumerate(ops))
+    lines.append(f"    r = body(xp, {args})")
+    at = {id(o): i for i, o in enumerate(ops)}
+    if len(results) == 1:
+        names = ["r"]
+    else:
+        names = [f"r{i}" for i in range(len(results))]
+        lines += [f"    if r.__class__ is not tuple or len(r) != {len(results)}: results_fault(r, {len(results)})",
+                  f"    {', '.join(names)}{',' if len(names) == 1 else ''} = r"] if results else []
+    checked = []
+    for name, o in zip(names, results):            # everything is checked before anything is written
+        if o.bank and o.code != "s" and not fast:
+            checked.append(f"    {name} = normal({name})")
+        if o.bank == "V":
+            checked.append(f"    {name} = vector({name})")
+    lines += checked
+    if moved is not None:
+        lines.append(f"    {moved.bank}[{at_index(ops, moved)}] = None")
+    for name, o in zip(names, results):
+        if o.code == "h":
+            lines.append(f"    ctx.{o.value} = {name}")
+        elif o.code == "s":
+            lines.append(f"    state_out(ctx, o{at[id(o)]}, a{at[id(o)]}, {name})")
+        elif o.bank:
+            lines.append(f"    {o.bank}[n{at[id(o)]}] = {name}")
+    if not scalar_only:
+        lines.append("    if stop.raised: return -2 - nxt")
+    lines.append("    return nxt")
+    params = ["body", "xp", "nxt", "stop", "fault", "put", "state_in", "state_out", "normal", "results_fault", "moved"] + \
+        [f"{p}{i}" for i in range(len(ops)) for p in "nkco"]
+    source = f"def factory({', '.join(params)}):\n" + "\n".join("    " + line for line in lines) + "\n    return handler\n"
+    scope: dict[str, Any] = {"vector": values.vector}
+    exec(compile(source, "<m3jit handler>", "exec"), scope)      # source is built from fixed strings above only
+    return scope["factory"]
+
+
+def at_index(ops: list[Operand], o: Operand) -> str:
+    return f"n{ops.index(o)}"
+
+
+def results_fault(result: Any, wanted: int) -> None:
+    """A body that returned the wrong number of results (an error of the table)."""
+    n = len(result) if isinstance(result, tuple) else 1
+    raise AssertionError(f"the body returned {n} result{'s' if n != 1 else ''} for {wanted} destinations")
+
+
+def put(ctx: Any, reg: Reg | None, value: Any) -> None:
+    """Write a register (None and R255: discard).  OperandError when the bank cannot hold the value."""
+    if reg is None:
+        return
+    value = values.normalise(value)
+    if reg.bank == 1 and value is not None:
+        value = values.vector(value)
+    if reg.bank == 2 and value is not None and value.__class__ is not Handle:
+        raise OperandError(f"{reg} holds state handles, got {said(value)}", str(reg))
+    ctx.bank(reg.bank)[reg.index] = value
+
+
+def arguments(ops: list[Operand], ctx: Any) -> list[Any]:
+    """The operand values of a machine or control instruction, kinds checked."""
+    out = []
+    for o in ops:
+        if o.code == "k":
+            out.append(o.value)
+        elif o.code == "h":
+            out.append(getattr(ctx, o.value))
+        elif o.code == "g":
+            out.append(o.value(ctx))
+        else:
+            v = getattr(ctx, o.bank)[o.index]
+            if v.__class__ not in o.classes:
+                _fault(o, v)
+            out.append(v)
+    return out
+
+
+__all__ = ["Operand", "Handler", "Tensor", "arguments", "operands", "put", "value_handler"]

@@ -1,0 +1,136 @@
+"""A context: typed registers, call frames and the roots of everything that rolls back.
+
+`capture` puts the root aside and `restore` puts one back; both take time that depends on the number of registers, not
+on the size of the state.  Outside the root: the instruction pointer, priority, deadline, status, counters.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from m3jit.ir.eager_scalar import NOT_COMPARED
+from m3jit.isa.fields import GPR, SPECIAL, STATE, VEC, Reg
+from m3jit.vm.memory import ContextMemory
+from m3jit.vm.persistent import PersistentMap
+from m3jit.vm.snapshots import SnapshotHandle, revive, weaken
+
+DEFAULT_SEED = 0x9E3779B97F4A7C15
+GREEN, BLUE, RED = range(3)
+PRIORITIES = ("GREEN", "BLUE", "RED")
+READY, WAITING, DONE, TRAPPED, KILLED = "ready", "waiting", "done", "trapped", "killed"
+
+
+class Frame:
+    """A caller's registers while its callee runs; immutable, shared by snapshots and child contexts."""
+    __slots__ = ("R", "V", "back", "args", "parent", "depth", "_names", "_weak")
+
+    def __init__(self, R: list, V: list, back: int, args: tuple[int, ...], parent: "Frame | None"):
+        self.R, self.V, self.back, self.args, self.parent = R, V, back, args, parent
+        self.depth: int = 1 + (parent.depth if parent else 0)
+        self._names: bool | None = None
+        self._weak: Frame | None = None
+
+    @property
+    def names_snapshots(self) -> bool:
+        """Is a snapshot handle in this frame or a caller's?"""
+        if self._names is None:
+            self._names = SnapshotHandle in set(map(type, self.R)) or bool(self.parent and self.parent.names_snapshots)
+        return self._names
+
+    def weakened(self) -> "Frame":
+        """The chain as a snapshot keeps it: snapshots named in it are not kept alive."""
+        if not self.names_snapshots:
+            return self
+        if self._weak is None:
+            self._weak = self._copy(weaken, self.parent and self.parent.weakened())
+            self._weak._weak = self._weak
+        return self._weak
+
+    def revived(self) -> "Frame":
+        """The chain as a running context keeps it."""
+        return self._copy(revive, self.parent and self.parent.revived()) if self.names_snapshots else self
+
+    def _copy(self, change: Any, parent: "Frame | None") -> "Frame":
+        R = list(self.R)
+        change(R)
+        return Frame(R, self.V, self.back, self.args, parent)
+
+
+class Root:
+    """What a snapshot holds of a context."""
+    __slots__ = ("R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts", "model")
+
+
+class Context:
+    """One thread of execution inside a machine."""
+    __slots__ = ("id", "index", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts", "model",
+                 "priority", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired", "status",
+                 "waiting_for", "interrupt", "leave", "budget", "trap", "newest_snapshot", "profile_tag")
+
+    def __init__(self, id: int, memory: ContextMemory, seed: int = DEFAULT_SEED):
+        self.id, self.index = id, 0
+        self.R: list[Any] = [None] * 256
+        self.V: list[Any] = [None] * 32
+        self.S: list[Any] = [None] * 64
+        self.frames: Frame | None = None
+        self.flags = NOT_COMPARED
+        self.rng = seed
+        self.states = PersistentMap()                    # handle number -> state value
+        self.memory = memory
+        self.cursors: dict[str, int] = {}                # source -> position of the next item (replaced, never changed)
+        self.texts: dict[str, bytes] = {}                # sink -> bytes of an unfinished code point (likewise)
+        self.model: Any = None                           # Handle of the current model
+        self.priority, self.pipeline = GREEN, "TRANSFORMER"
+        self.deadline = -1                               # absolute ns, -1: none
+        self.virtual_time = self.virtual_deadline = self.order = self.retired = 0
+        self.status, self.waiting_for = READY, None
+        self.interrupt = False                           # a pending interrupt
+        self.leave = False                               # ask the interpreter to return to the scheduler
+        self.budget = 0                                  # instructions left in this slice, while in a slow path
+        self.trap: Any = None
+        self.newest_snapshot: Any = None                 # handle number of the tree's current node
+        self.profile_tag = ""
+
+    # -- roots ------------------------------------------------------------------------------------------------------
+    def capture(self) -> Root:
+        """The root as it is now; later writes of this context do not reach it."""
+        r = Root()
+        r.R, r.V, r.S = list(self.R), list(self.V), list(self.S)
+        weaken(r.R)
+        r.frames = self.frames.weakened() if self.frames else None
+        r.flags, r.rng, r.cursors, r.texts, r.model = self.flags, self.rng, self.cursors, self.texts, self.model
+        r.states, r.memory = self.states.share(), self.memory.share()
+        return r
+
+    def restore(self, root: Root, registers: bool = True) -> None:
+        """Make `root` the state of this context; the root can be restored again.  registers False: memory and state
+        only."""
+        self.states, self.memory = root.states.share(), root.memory.share()
+        self.rng, self.cursors, self.texts, self.model = root.rng, root.cursors, root.texts, root.model
+        if registers:
+            self.R, self.V, self.S = list(root.R), list(root.V), list(root.S)
+            revive(self.R)
+            self.frames = root.frames.revived() if root.frames else None
+            self.flags = root.flags
+
+    # -- registers --------------------------------------------------------------------------------------------------
+    def bank(self, number: int) -> list[Any]:
+        """The register list of a bank."""
+        return (self.R, self.V, self.S)[number]
+
+    def read(self, reg: Reg) -> Any:
+        """A register's value, None when it was never written."""
+        if reg.bank == SPECIAL:
+            raise ValueError("special registers are read through the machine")
+        return self.bank(reg.bank)[reg.index]
+
+    def live_registers(self) -> dict[Reg, Any]:
+        """All written registers."""
+        return {Reg(bank, i): v for bank in (GPR, VEC, STATE) for i, v in enumerate(self.bank(bank)) if v is not None}
+
+    @property
+    def depth(self) -> int:
+        """Open calls."""
+        return self.frames.depth if self.frames else 0
+
+    def __repr__(self) -> str:
+        return f"<context {self.id} {PRIORITIES[self.priority]} {self.status}>"

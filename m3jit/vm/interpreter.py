@@ -1,0 +1,366 @@
+"""The slow path and the reference: executes a program one instruction at a time.
+
+`handlers[i](ctx)` executes instruction i and returns the index of the next.  A handler that returns SLOW has done
+nothing: the loop then brings the context's counters up to date and calls `slow[i](ctx)`, which is how machine and
+control instructions and compiled regions are reached.
+
+A slice ends at poll points only: after a backward jump and after a slow instruction.  There the loop looks at the
+budget and the stop word.  Instructions that work on tensors also look at the stop word when they are done.
+"""
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from m3jit.errors import InternalError, M3Error, OperandError, Trap
+from m3jit.ir.eager_scalar import PREDICATES
+from m3jit.isa.fields import Reg
+from m3jit.vm import binding
+from m3jit.vm.context import WAITING, Context
+from m3jit.vm.image import Image, show
+from m3jit.vm.values import WRITABLE
+from m3jit.vm.waiting import Blocked
+
+SLOW = -1
+Handler = binding.Handler
+
+
+class Regions(Protocol):
+    """Compiled code, seen from the interpreter.  `entries`: pcs where a region may begin."""
+    entries: Any
+
+    def enter(self, ctx: Context, pc: int) -> int | None:
+        """Run compiled code from pc: write registers and state back, add to ctx.retired, give the pc to go on at.
+        None: nothing was done.  ctx.budget holds the instructions left."""
+
+
+class StopWord:
+    """One flag that compiled code and the interpreter look at."""
+
+    def __init__(self) -> None:
+        import numpy as np
+        self.word = np.zeros(1, np.int32)            # compiled code reads this
+        self.raised = False
+        self.reason = ""
+
+    def set(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.raised = True
+        self.word[0] = 1
+
+    def clear(self) -> None:
+        self.raised, self.reason = False, ""
+        self.word[0] = 0
+
+
+class Interpreter:
+    """Executes one program for one machine."""
+
+    def __init__(self, image: Image, xp: Any, machine: Any, stop: StopWord, regions: Regions | None = None):
+        self.image, self.xp, self.machine, self.stop, self.regions = image, xp, machine, stop, regions
+        n = len(image.instructions)
+        self.slow: list[Handler] = [self._stub_slow(i) for i in range(n)] + [self._past_end]
+        self.handlers: list[Handler] = [self._stub(i) for i in range(n)] + [_slow]
+        self.counts: list[int] | None = None          # per instruction, while profiling
+        self.times: list[int] | None = None
+        self.plain: dict[int, Handler] = {}           # region entries: how the instruction itself is executed
+        for pc in (regions.entries if regions is not None else ()):
+            self.mark_entry(pc)
+
+    # -- preparation ------------------------------------------------------------------------------------------------
+    def _stub(self, i: int) -> Handler:
+        def first(ctx: Context) -> int:
+            self._prepare(i)
+            return self.handlers[i](ctx)
+        return first
+
+    def _stub_slow(self, i: int) -> Handler:
+        def first(ctx: Context) -> int:
+            self._prepare(i)
+            return self.slow[i](ctx)
+        return first
+
+    def _prepare(self, i: int) -> None:
+        fast, slow = self._bind(i)
+        self.handlers[i] = fast if fast is not None else _slow
+        if slow is not None:
+            self.slow[i] = slow
+
+    def _bind(self, i: int) -> tuple[Handler | None, Handler | None]:
+        """(fast handler or None, slow handler or None) of instruction i."""
+        ins, nxt = self.image.instructions[i], i + 1
+        op = ins.op
+        if op.route == "value":
+            if "constant" in op.reads:
+                return self._constant(ins, nxt), None
+            return binding.value_handler(ins, self.xp, nxt, self.stop, self.machine), None
+        if op.route == "control":
+            if op.control == "next":
+                return (lambda ctx: nxt), None
+            if op.control == "jump":
+                target = self._index(op.body(_Probe(self.image.pcs[i], 0), **_plain_args(ins)))
+                return (lambda ctx: target), None
+            if op.control == "branch":
+                return self._branch(i, ins, nxt), None
+            return None, self._control(i, ins, nxt)
+        if op.route == "machine":
+            return None, self._machine(i, ins, nxt)
+        return None, self._absent(ins)
+
+    def _constant(self, ins: Any, nxt: int) -> Handler:
+        m, rd, put = self.machine, ins.args.get("rd"), binding.put
+        cache: list[Any] = []
+
+        def load(ctx: Context) -> int:
+            if not cache:
+                cache.append(m.constant(ins))
+            value = cache[0]
+            put(ctx, rd, value if value.__class__ in WRITABLE else m.handle_of(ctx, value))
+            return nxt
+        return load
+
+    def _branch(self, i: int, ins: Any, nxt: int) -> Handler:
+        # The body is asked once for every value of the flags; the branch is then a table look-up.
+        pc = self.image.pcs[i]
+        args = _plain_args(ins)
+        table = tuple(nxt if (t := ins.op.body(_Probe(pc, code), **args)) is None else self._index(t)
+                      for code in range(5))
+        return lambda ctx: table[ctx.flags]
+
+    def _index(self, pc: int) -> int:
+        """Index of the instruction at pc, or of the place behind the last one, where going on traps."""
+        return self.image.index_of.get(pc, len(self.image.pcs))
+
+    def _control(self, i: int, ins: Any, nxt: int) -> Handler:
+        ops = binding.operands(ins, False, self.machine.read_special)
+        m, body, index_of = self.machine, ins.op.body, self.image.index_of
+
+        def run(ctx: Context) -> int:
+            ctx.index, m.ctx, m.instruction = i, ctx, ins
+            pc = body(m, *binding.arguments(ops, ctx))
+            ctx.retired += 1
+            if pc is None:
+                return nxt
+            if pc not in index_of:
+                raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
+            return index_of[pc]
+        return run
+
+    def _machine(self, i: int, ins: Any, nxt: int) -> Handler:
+        ops = binding.operands(ins, False, self.machine.read_special)
+        m, body, put = self.machine, ins.op.body, binding.put
+        dests = [ins.args.get(o.name) for o in ops if o.writes and o.code != "h"]
+
+        def run(ctx: Context) -> int:
+            ctx.index, m.ctx, m.instruction = i, ctx, ins
+            result = body(m, *binding.arguments(ops, ctx))
+            if result is not None and dests:
+                if len(dests) == 1:
+                    put(ctx, dests[0], result)
+                else:
+                    if len(result) != len(dests):
+                        binding.results_fault(result, len(dests))
+                    for reg, value in zip(dests, result):
+                        put(ctx, reg, value)
+            ctx.retired += 1
+            return nxt
+        return run
+
+    def _absent(self, ins: Any) -> Handler:
+        def refuse(ctx: Context) -> int:
+            raise OperandError(f"{ins.op.name} (0x{ins.op.code:02X}) is not implemented in this version; "
+                               f"CAPABILITY_QUERY reports it absent")
+        return refuse
+
+    def _past_end(self, ctx: Context) -> int:
+        raise OperandError("execution went past the last instruction, or to an address that starts none; "
+                           "end the program with HALT")
+
+    # -- regions ----------------------------------------------------------------------------------------------------
+    def mark_entry(self, pc: int) -> None:
+        """From now on ask `regions.enter` whenever execution arrives at pc."""
+        i = self.image.index_of.get(pc)
+        if i is None or i in self.plain:
+            return
+        fast, slow = self._bind(i)
+        self.plain[i] = fast if fast is not None else slow
+        regions, index_of, plain, is_fast = self.regions, self.image.index_of, self.plain[i], fast is not None
+
+        def enter(ctx: Context) -> int:
+            ctx.index = i
+            new = regions.enter(ctx, pc)
+            if new is not None:
+                return index_of[new]
+            nxt = plain(ctx)
+            if is_fast:
+                ctx.retired += 1
+                if nxt < SLOW:
+                    nxt = -2 - nxt
+            return nxt
+        self.handlers[i] = _slow
+        self.slow[i] = enter
+
+    def unmark_entry(self, pc: int) -> None:
+        """Interpret the instruction at pc again without asking."""
+        i = self.image.index_of.get(pc)
+        if i is not None and self.plain.pop(i, None) is not None:
+            self._prepare(i)
+
+    # -- running ----------------------------------------------------------------------------------------------------
+    def run(self, ctx: Context, budget: int) -> None:
+        """Execute until the budget is used up at a poll point, the stop word is set, or the context asks to leave.
+
+        Traps end the context (`ctx.trap`); other errors propagate.  ctx.index and ctx.retired are exact on return."""
+        if self.counts is not None:
+            return self._run_profiled(ctx, budget)
+        handlers, slow, stop = self.handlers, self.slow, self.stop
+        start, index, n = ctx.retired, ctx.index, 0
+        ctx.leave = False
+        in_slow = False
+        try:
+            while True:
+                nxt = handlers[index](ctx)
+                if nxt > index:
+                    n += 1
+                    index = nxt
+                    continue
+                if nxt == SLOW:
+                    ctx.retired, ctx.budget = start + n, budget - n
+                    in_slow = True
+                    index = slow[index](ctx)
+                    in_slow = False
+                    n = ctx.retired - start
+                    if ctx.leave:
+                        break
+                else:
+                    n += 1
+                    index = nxt if nxt >= 0 else -2 - nxt
+                if n >= budget or stop.raised:
+                    break
+        except BaseException as e:
+            if not in_slow:
+                ctx.retired = start + n
+            self._failed(ctx, index, e)
+            return
+        ctx.index, ctx.retired = index, start + n
+
+    def run_exactly(self, ctx: Context, count: int) -> None:
+        """Execute `count` instructions (fewer if the context ends, blocks or the stop word is set); no regions."""
+        ctx.leave = False
+        for _ in range(count):
+            i = ctx.index
+            if not self._one(ctx, i) or ctx.leave or self.stop.raised:
+                return
+
+    def _one(self, ctx: Context, i: int) -> bool:
+        """Execute instruction i without entering a region; False when it failed."""
+        before = ctx.retired
+        ctx.budget = 1
+        try:
+            if i in self.plain:
+                nxt = self.plain[i](ctx)
+            else:
+                nxt = self.handlers[i](ctx)
+                if nxt == SLOW:
+                    nxt = self.slow[i](ctx)
+        except BaseException as e:
+            ctx.retired = before
+            self._failed(ctx, i, e)
+            return False
+        ctx.retired = before + 1
+        ctx.index = nxt if nxt >= 0 else -2 - nxt
+        return True
+
+    def _run_profiled(self, ctx: Context, budget: int) -> None:
+        """As `run`, counting instructions and nanoseconds per instruction."""
+        counts, times, clock = self.counts, self.times, time.perf_counter_ns
+        start = ctx.retired
+        ctx.leave = False
+        while True:
+            i, began, before = ctx.index, clock(), ctx.retired
+            ctx.budget = budget - (before - start)
+            try:
+                nxt = self.handlers[i](ctx)
+                if nxt == SLOW:
+                    nxt = self.slow[i](ctx)
+                else:
+                    ctx.retired += 1
+            except BaseException as e:
+                ctx.retired = before
+                self._failed(ctx, i, e)
+                return
+            if i < len(counts):
+                counts[i] += 1
+                times[i] += clock() - began
+            back = nxt <= i
+            ctx.index = nxt if nxt >= 0 else -2 - nxt
+            if ctx.leave or ((back or self.handlers[i] is _slow) and
+                             (ctx.retired - start >= budget or self.stop.raised)):
+                return
+
+    def profile(self, on: bool) -> None:
+        """Start or stop counting."""
+        if on and self.counts is None:
+            self.counts = [0] * len(self.image.instructions)
+            self.times = [0] * len(self.image.instructions)
+        elif not on:
+            self.counts = self.times = None
+
+    # -- failures ---------------------------------------------------------------------------------------------------
+    def _failed(self, ctx: Context, index: int, error: BaseException) -> None:
+        """Turn an exception of instruction `index` into what the machine reports."""
+        ctx.index = index
+        if isinstance(error, Blocked):
+            ctx.waiting_for, ctx.status, ctx.leave = error.wait, WAITING, True
+            return
+        if isinstance(error, Trap):
+            ctx.trap = error
+            return
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise error
+        if isinstance(error, OperandError):
+            ctx.trap = self.trap(ctx, index, error.message, error.register)
+            return
+        if isinstance(error, MemoryError):
+            ctx.trap = self.trap(ctx, index, f"out of memory: {error}" if str(error) else "out of memory")
+            return
+        if isinstance(error, M3Error):
+            raise error
+        where = self.trap(ctx, index, f"{type(error).__name__}: {error}")
+        raise InternalError(str(where)) from error
+
+    def trap(self, ctx: Context, index: int, message: str, register: str | None = None,
+             code: int | None = None) -> Trap:
+        """A trap at an instruction of a context."""
+        image = self.image
+        pc = image.pcs[index] if index < len(image.pcs) else -1
+        text = show(image.instructions[index]) if index < len(image.pcs) else ""
+        return Trap(message, pc, image.line(pc) if pc >= 0 else None, text, register, ctx.id, ctx.retired, code)
+
+
+class _Probe:
+    """Stands for the machine where a branch body is asked for its target."""
+
+    def __init__(self, pc: int, flags: int):
+        self.pc, self.flags = pc, flags
+
+    def flags_hold(self, predicate: int) -> bool:
+        return holds(self.flags, predicate)
+
+
+_HOLDS = tuple(PREDICATES.values())
+
+
+def holds(flags: int, predicate: int) -> bool:
+    """Is predicate 0..5 (EQUAL NOT_EQUAL LESS LESS_EQUAL GREATER GREATER_EQUAL) true of the flags?"""
+    return flags in _HOLDS[predicate]
+
+
+def _plain_args(ins: Any) -> dict[str, Any]:
+    """Operands by name, registers as registers (jump and branch bodies do not read them)."""
+    return {f.name: None if isinstance(v := ins.args.get(f.name, f.default), Reg) else v for f in ins.op.operands()}
+
+
+def _slow(ctx: Context) -> int:
+    return SLOW
+

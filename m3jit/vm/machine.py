@@ -1,0 +1,274 @@
+"""The machine as the bodies of machine and control instructions see it (`m`).
+
+Bodies get operand values as arguments (destinations as registers), call methods here, and return the value of their
+destination (or a tuple, in operand order), or the next pc for control instructions.  `m.ctx` is the running context.
+"""
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from typing import Any
+
+from m3jit.errors import OperandError
+from m3jit.isa.control import MAX_CALL_DEPTH
+from m3jit.isa.fields import Reg
+from m3jit.isa.table import Instruction
+from m3jit.vm import binding
+from m3jit.vm.context import DONE, KILLED, PRIORITIES, Context, Frame
+from m3jit.vm.interpreter import holds
+from m3jit.vm.machine_io import StreamsView
+from m3jit.vm.machine_models import ModelsView
+from m3jit.vm.snapshots import Snapshot, SnapshotHandle
+from m3jit.vm.values import ContextRef, Handle
+
+FLAG_WORDS = ("equal", "less", "greater", "unordered", "not compared")
+SPECIAL_NAMES = ("PC", "SP", "FP", "CTX_ID", "NODE_ID", "LAMPORT", "DEADLINE", "STATUS", "DEVICE_ID", "DEVICE_AFFINITY",
+                 "DEVICE_HEALTH", "NUMA_NODE", "POWER_BUDGET_MW", "THERMAL_HEADROOM_MC", "THROTTLE_STATE",
+                 "DEADLINE_TREE_ID", "DEADLINE_TREE_MASK", "CLOCK_HEALTH", "CLOCK_OFFSET_NS")
+
+
+class Machine(StreamsView, ModelsView):
+    """One per VM; single-threaded like the interpreter."""
+
+    def __init__(self, vm: Any):
+        self.vm = vm
+        self.ctx: Context = None                       # type: ignore[assignment]
+        self.instruction: Instruction = None           # type: ignore[assignment]
+        self._handles = itertools.count(1)
+        self._model_handles: dict[int, Handle] = {}
+
+    # -- position and flow ------------------------------------------------------------------------------------------
+    @property
+    def pc(self) -> int:
+        """Byte offset of the running instruction."""
+        return self.vm.image.pcs[self.ctx.index]
+
+    @property
+    def next_pc(self) -> int:
+        """Byte offset behind the running instruction."""
+        return self.pc + self.instruction.size
+
+    def flags_hold(self, predicate: int) -> bool:
+        return holds(self.ctx.flags, predicate)
+
+    def halt(self) -> None:
+        """End the running context."""
+        self.finish_texts(self.ctx)
+        self.ctx.status, self.ctx.leave = DONE, True
+
+    def interrupt_pending(self) -> bool:
+        return self.ctx.interrupt
+
+    def clear_interrupt(self) -> None:
+        self.ctx.interrupt = False
+
+    def call(self, target: int, args: tuple[Reg, ...]) -> int:
+        ctx = self.ctx
+        if ctx.depth >= MAX_CALL_DEPTH:
+            raise OperandError(f"calls are {ctx.depth} deep; {MAX_CALL_DEPTH} is the limit (does the recursion end?)")
+        numbers = tuple(r.index for r in args)
+        ctx.frames = Frame(ctx.R, ctx.V, ctx.index + 1, numbers, ctx.frames)
+        R: list[Any] = [ctx.R[n] for n in numbers]
+        ctx.R = R + [None] * (256 - len(R))
+        ctx.V = [None] * 32
+        return self.pc + target
+
+    def ret(self) -> int | None:
+        ctx = self.ctx
+        frame = ctx.frames
+        if frame is None:
+            raise OperandError("no CALL to return from")
+        if frame.back >= len(self.vm.image.pcs):
+            raise OperandError("the CALL was the last instruction; there is nothing to return to")
+        R = list(frame.R)                              # the frame may be shared with a snapshot or another context
+        for i, n in enumerate(frame.args):
+            R[n] = ctx.R[i]
+        ctx.R, ctx.V, ctx.frames = R, list(frame.V), frame.parent
+        return self.vm.image.pcs[frame.back]
+
+    # -- registers and states ---------------------------------------------------------------------------------------
+    def write(self, reg: Reg | None, value: Any) -> None:
+        """Write a register now (None: discard)."""
+        binding.put(self.ctx, reg, value)
+
+    def read_special(self, ctx: Context, n: int) -> int:
+        """A special register."""
+        known = {0: lambda: self.vm.image.pcs[ctx.index], 1: lambda: ctx.depth, 3: lambda: ctx.id, 4: lambda: 0,
+                 5: lambda: 0, 6: lambda: ctx.deadline, 7: lambda: 0, 8: lambda: 0, 9: lambda: 1, 10: lambda: 1}
+        if n not in known:
+            raise OperandError(f"special register SP{n} ({SPECIAL_NAMES[n]}) is not available on this machine")
+        return known[n]()
+
+    def state_in(self, ctx: Context, operand: Any, handle: Handle | None) -> Any:
+        """The state a handle names (None: the register was never written)."""
+        if handle is None:
+            return None
+        state = ctx.states.get(handle.id)
+        if state is None:
+            raise OperandError(f"{operand.register} ({operand.name}) names {handle.what} #{handle.id}, which does not "
+                               f"exist here: it was made after the snapshot that was restored, or was unloaded")
+        return state
+
+    def state_out(self, ctx: Context, operand: Any, handle: Handle | None, state: Any) -> None:
+        """Store the new value of a state; a register that held nothing gets a new handle."""
+        if state is None:
+            return
+        if handle is None:
+            handle = self.new_handle(ctx, state)
+            getattr(ctx, operand.bank)[operand.index] = handle
+        else:
+            ctx.states.set(handle.id, state)
+
+    def state_of(self, ctx: Context, n: int) -> Any:
+        """The state S register n names, None when it names none (for compiled code)."""
+        handle = ctx.S[n]
+        return None if handle is None else ctx.states.get(handle.id)
+
+    def set_state_of(self, ctx: Context, n: int, state: Any) -> None:
+        """The new value of the state S register n names; an unwritten register gets a new handle."""
+        if ctx.S[n] is None:
+            ctx.S[n] = self.new_handle(ctx, state)
+        else:
+            ctx.states.set(ctx.S[n].id, state)
+
+    @property
+    def stop(self) -> Any:
+        """The stop word."""
+        return self.vm.stop_word
+
+    @property
+    def profile(self) -> Any:
+        """Execution counts per instruction while profiling, else None."""
+        return self.vm.interpreter.counts
+
+    def new_handle(self, ctx: Context, state: Any) -> Handle:
+        """Make `state` a state of the context.  Handle numbers are never used twice."""
+        handle = Handle(next(self._handles), getattr(state, "kind_name", type(state).__name__))
+        ctx.states.set(handle.id, state)
+        return handle
+
+    def state(self, handle: Handle, what: type | None = None, said_as: str = "") -> Any:
+        """The state of a handle, of class `what`."""
+        found = self.ctx.states.get(handle.id)
+        if found is None:
+            raise OperandError(f"{handle.what} #{handle.id} does not exist here: it was made after the snapshot that "
+                               f"was restored, or was unloaded")
+        if what is not None and not isinstance(found, what):
+            raise OperandError(f"expected {said_as or what.__name__}, got a {handle.what} handle")
+        return found
+
+    def constant(self, ins: Instruction) -> Any:
+        """The value of a row that reads "constant"."""
+        return self.vm.image.constant(ins, self, self.vm.memory.weights)
+
+    # -- snapshots --------------------------------------------------------------------------------------------------
+    def snapshot(self, rd: Reg | None) -> None:
+        """Write a snapshot handle to rd, then capture the context (so that the snapshot's rd names itself)."""
+        ctx, store = self.ctx, self.vm.snapshots
+        snap = Snapshot(store.new_id(), ctx.newest_snapshot or 0, None, ctx.index + 1, ctx.id)
+        handle = SnapshotHandle(snap, snap.id)
+        binding.put(ctx, rd, handle)
+        snap.root = ctx.capture()
+        ctx.newest_snapshot = snap.id
+        store.add(snap)
+
+    def abort(self, handle: SnapshotHandle | None, resume: bool) -> int | None:
+        """Put a snapshot's root back; None handle: nothing.  The pc to go on at when `resume`."""
+        if handle is None:
+            return None
+        snap = self.vm.snapshots.resolve(handle)
+        self.ctx.restore(snap.root)
+        self.ctx.newest_snapshot = snap.id
+        if not resume:
+            return None
+        if snap.resume >= len(self.vm.image.pcs):
+            raise OperandError("the FORK was the last instruction; there is nothing to resume at")
+        return self.vm.image.pcs[snap.resume]
+
+    def restore(self, handle: SnapshotHandle) -> None:
+        """Memory and state of a snapshot; registers stay."""
+        snap = self.vm.snapshots.resolve(handle)
+        self.ctx.restore(snap.root, registers=False)
+        self.ctx.newest_snapshot = snap.id
+
+    # -- contexts ---------------------------------------------------------------------------------------------------
+    def fork_context(self, target: int, priority: str | None) -> ContextRef:
+        """A child that shares everything with this context, copy on write, and starts at pc + target."""
+        child = self._new_context(target, priority)
+        child.restore(self.ctx.capture())
+        return self._start(child)
+
+    def spawn_context(self, target: int, priority: str | None, model: Handle | None) -> ContextRef:
+        """A context with empty registers, memory and state."""
+        child = self._new_context(target, priority)
+        if model is not None:
+            child.states.set(model.id, self.state(model))
+            child.model = model
+        return self._start(child)
+
+    def _new_context(self, target: int, priority: str | None) -> Context:
+        pc = self.pc + target
+        if pc not in self.vm.image.index_of:
+            raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
+        child = self.vm.new_context()
+        child.index = self.vm.image.index_of[pc]
+        child.priority = PRIORITIES.index(priority or "GREEN")
+        return child
+
+    def _start(self, child: Context) -> ContextRef:
+        self.vm.scheduler.add(child, self.ctx.virtual_time)
+        self.ctx.leave = True                          # the scheduler decides who is next
+        return ContextRef(child.id)
+
+    def find_context(self, ref: ContextRef) -> Context | None:
+        """The context a register names, None when it has ended."""
+        return self.vm.scheduler.contexts.get(ref.id)
+
+    def kill(self, ref: ContextRef) -> None:
+        victim = self.find_context(ref)
+        if victim is None:
+            raise OperandError(f"context {ref.id} has already ended")
+        victim.status = KILLED
+        if victim is self.ctx:
+            self.ctx.leave = True
+        else:
+            self.vm.scheduler.remove(victim)
+
+    def set_priority(self, ctx: Context, priority: int) -> None:
+        ctx.priority = priority
+        self.ctx.leave = True
+
+    def yield_turn(self) -> None:
+        """Let the other ready contexts of this priority run first."""
+        self.vm.scheduler.yield_turn(self.ctx)
+        self.ctx.leave = True
+
+    # -- clock, trace, notes ----------------------------------------------------------------------------------------
+    def observe(self, what: str, look: Any) -> Any:
+        """Something from outside the program: taken from the log of a recorded run, or looked at (and logged)."""
+        return self.vm.observe(self.ctx, what, look)
+
+    def clock_ns(self) -> int:
+        return self.observe("clock", time.monotonic_ns)
+
+    def wall_ns(self) -> int:
+        return self.observe("time", time.time_ns)
+
+    def trap_with_code(self, message: str, code: int) -> None:
+        """End the context with a numbered trap."""
+        raise self.vm.interpreter.trap(self.ctx, self.ctx.index, message, code=code)
+
+    def trace_event(self, event: int, data: int) -> None:
+        """Keep an event in the machine's trace."""
+        self.vm.add_trace(self.ctx, event, data)
+
+    def dump(self) -> None:
+        """Print the running context on standard error."""
+        ctx = self.ctx
+        line = self.vm.image.line(self.pc)
+        where = f" {line[0]}:{line[1]}" if line else ""
+        print(f"context {ctx.id}: pc 0x{self.pc:04x}{where}, {PRIORITIES[ctx.priority]}, {ctx.retired} instructions, "
+              f"flags {FLAG_WORDS[ctx.flags]}, call depth {ctx.depth}", file=sys.stderr)
+        for reg, value in ctx.live_registers().items():
+            print(f"  {reg} = {value!r}" if not isinstance(value, (int, float)) else f"  {reg} = {value}", file=sys.stderr)

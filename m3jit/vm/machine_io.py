@@ -1,0 +1,258 @@
+"""STREAM and SENSE: values to items and back, text and token streams, named sinks and sources."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m3jit.errors import OperandError, StreamError
+from m3jit.ir.eager_scalar import wrap64
+from m3jit.isa.types import BF16, F32, FLOATS, I16, I64, INTS, U8, Tensor
+from m3jit.vm.context import Context
+from m3jit.vm.sources import END, NOTHING, ArraySource, QueueSource, RingSource, Source, open_file_source
+from m3jit.vm.streams import Item, Ring, Sink, open_file_sink
+from m3jit.vm.values import Handle, normalise, said
+
+NO_TEXT = 2 ** 64 - 1              # word of an absent string operand
+
+
+class StreamsView:
+    """The part of `Machine` that reads and writes streams."""
+    vm: Any
+    ctx: Context
+
+    def text(self, word: int) -> str | None:
+        """A string operand, None when absent."""
+        if word == NO_TEXT:
+            return None
+        if self.vm.image.program is None:
+            raise OperandError("a string operand needs a program with a DATA section")
+        return self.vm.image.program.string(word)
+
+    # -- output -----------------------------------------------------------------------------------------------------
+    def stream(self, value: Any, sink: str, name: str | None, form: str, rate: int, line: bool, blocking: bool,
+               model: Handle | None) -> None:
+        """STREAM: write a value to a sink."""
+        target = self.find_sink(sink, name)
+        if form == "AUTO":
+            form = _natural_form(value, target, model)
+        if form == "TEXT":
+            item, rest = self._text_item(value, target.name, line, model)
+        else:
+            item, rest = _plain_item(value, form, rate), None
+        if item is not None:
+            target.write(item, blocking)
+        if rest is not None:
+            self.ctx.texts = {**self.ctx.texts, target.name: rest}
+        if self.vm.scheduler.waiting():
+            self.ctx.leave = True                      # what was written may be what another context waits for
+
+    def find_sink(self, sink: str, name: str | None) -> Sink:
+        """The sink of a STREAM's words."""
+        key = sink if sink in ("OUTPUT", "ERROR") else f"{sink}:{name}"
+        found = self.vm.sinks.get(name if sink == "SINK" else key)
+        if found is not None:
+            return found
+        if name is None:
+            raise OperandError(f"STREAM to {sink} needs NAME=\"...\"")
+        if sink == "FILE":
+            found = open_file_sink(self.vm.file_path(name, "write"))
+        elif sink == "RING":
+            return self.ring(name)
+        else:
+            raise OperandError(f"no sink named {name!r}; the host attaches one with VM.set_sink({name!r}, ...)")
+        self.vm.sinks[key] = found
+        return found
+
+    def ring(self, name: str) -> Ring:
+        """The ring of that name, made on first use."""
+        if name not in self.vm.rings:
+            self.vm.rings[name] = Ring(name, self.vm.ring_capacity, self.vm.signal)
+        return self.vm.rings[name]
+
+    def _text_item(self, value: Any, sink: str, line: bool, model: Handle | None) -> tuple[Item | None, bytes | None]:
+        """(text to write, bytes of an unfinished code point to keep, or None to leave them as they are)."""
+        if model is None:
+            data, rest = _printed(value), None
+        else:
+            held = self.ctx.texts.get(sink, b"")
+            data, rest = complete_text(held + self._token_bytes(value, model))
+            if rest == held:
+                rest = None
+        if line:
+            data += b"\n"
+        return (Item("TEXT", data) if data else None), rest
+
+    def _token_bytes(self, value: Any, handle: Handle) -> bytes:
+        model = self.model_of(handle)                  # type: ignore[attr-defined]
+        if value.__class__ is int:
+            ids = [value]
+        elif value.__class__ is Tensor and value.dtype in INTS:
+            ids = [int(t) for t in value.data.reshape(-1)]
+        else:
+            raise OperandError(f"FORMAT=TEXT with a model takes token ids, got {said(value)}")
+        try:
+            return b"".join(model.decode_bytes(t) for t in ids)
+        except KeyError as e:
+            raise OperandError(f"token {e.args[0] if e.args else ids} is outside the vocabulary of {model.name}") from None
+
+    def finish_texts(self, ctx: Context) -> None:
+        """At the end of a context: an unfinished code point becomes U+FFFD."""
+        for name, rest in ctx.texts.items():
+            if rest:
+                for sink in self.vm.sinks.values():
+                    if sink.name == name:
+                        sink.write(Item("TEXT", rest.decode("utf-8", "replace").encode()), True)
+        ctx.texts = {}
+
+    # -- input ------------------------------------------------------------------------------------------------------
+    def sense(self, peripheral: str, name: str | None, form: str, count: int, blocking: bool,
+              model: Handle | None) -> tuple[Any, int]:
+        """SENSE: (value, status): status 1 a value, 0 nothing now, -1 the end."""
+        if peripheral == "TIME":
+            return self.wall_ns(), 1                   # type: ignore[attr-defined]
+        source = self.find_source(peripheral, name)
+        at = self.ctx.cursors.get(source.name, 0)
+        if count < 0:
+            raise OperandError(f"COUNT={count}; it cannot be negative")
+        value, after = self.observe("sense", lambda: source.read(at, count, blocking))    # type: ignore[attr-defined]
+        if after != at:
+            self.ctx.cursors = {**self.ctx.cursors, source.name: after}
+        if self.vm.scheduler.waiting():
+            self.ctx.leave = True                      # reading made space
+        if value is END or value is NOTHING:
+            return _empty(form, model), -1 if value is END else 0
+        return self._sensed(value, form, model), 1
+
+    def find_source(self, peripheral: str, name: str | None) -> Source:
+        """The source of a SENSE's words."""
+        key = name if peripheral == "NAMED" else peripheral if name is None else f"{peripheral}:{name}"
+        found = self.vm.sources.get(key)
+        if found is not None:
+            return found
+        if peripheral == "FILE" and name is not None:
+            found = open_file_source(self.vm.file_path(name, "read"))
+        elif peripheral == "RING" and name is not None:
+            found = RingSource(self.ring(name))
+        elif peripheral in ("USER_INPUT", "TOKEN") and name is None:
+            found = QueueSource(peripheral, self.vm.signal, waits=self.vm.wait_input)
+        elif name is None and peripheral in ("FILE", "RING", "NAMED"):
+            raise OperandError(f"SENSE of {peripheral} needs NAME=\"...\"")
+        else:
+            raise OperandError(f"no source {key!r} is attached; the host attaches one with VM.set_source({key!r}, ...)")
+        self.vm.sources[key] = found
+        return found
+
+    def _sensed(self, value: Any, form: str, model: Handle | None) -> Any:
+        """A source's value as a register holds it."""
+        if isinstance(value, (str, bytes)):
+            if form in ("AUTO", "TEXT") and model is not None:
+                text = value if isinstance(value, str) else value.decode("utf-8", "replace")
+                ids = self.model_of(model).encode(text)        # type: ignore[attr-defined]
+                return Tensor(I64, (len(ids),), np.array(ids, np.int64))
+            if form in ("AUDIO_PCM",):
+                raise OperandError("the source gives text, not AUDIO_PCM")
+            raw = value.encode("utf-8") if isinstance(value, str) else bytes(value)
+            return Tensor(U8, (len(raw),), np.frombuffer(raw, np.uint8))
+        if form == "AUDIO_PCM":
+            return _as_pcm(value)
+        if isinstance(value, np.ndarray):
+            return Tensor.of(np.array(value))
+        return normalise(value)
+
+
+def complete_text(data: bytes) -> tuple[bytes, bytes]:
+    """(the part that ends with a complete UTF-8 code point, an unfinished one).  Invalid bytes count as complete."""
+    for back in range(1, min(3, len(data)) + 1):
+        lead = data[-back]
+        if lead >= 0xC0:
+            need = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return (data[:-back], data[-back:]) if need > back and lead < 0xF8 else (data, b"")
+        if lead < 0x80:
+            break
+    return data, b""
+
+
+def _natural_form(value: Any, sink: Any, model: Handle | None) -> str:
+    """AUTO: what the sink stores (.wav, .npy), else text for numbers and U8 vectors, else the tensor's bytes."""
+    kind = type(sink).__name__
+    if kind == "WavSink":
+        return "AUDIO_PCM"
+    if kind == "NpySink":
+        return "TENSOR"
+    if model is not None or value.__class__ is not Tensor or value.dtype is U8 and value.rank == 1:
+        return "TEXT"
+    return "TENSOR" if kind in ("Ring", "CallbackSink") else "TEXT" if kind == "StandardSink" else "RAW"
+
+
+def _printed(value: Any) -> bytes:
+    """A value as text: numbers in their shortest exact form, U8 vectors as UTF-8, other tensors as nested lists."""
+    if value.__class__ is Tensor:
+        if value.dtype is U8 and value.rank == 1:
+            return value.data.tobytes()
+        if value.dtype.is_block:
+            raise OperandError(f"a {value.dtype.name} tensor has no text form; DEQUANT it first")
+        data = value.data
+        if value.dtype is BF16:
+            data = (data.astype(np.uint32) << 16).view(np.float32)
+        return _nested(data).encode()
+    return (repr(value) if value.__class__ is float else str(value)).encode()
+
+
+def _nested(a: np.ndarray) -> str:
+    if a.ndim:
+        return "[" + ", ".join(_nested(row) for row in a) + "]"
+    return np.format_float_positional(a, unique=True, trim="0") if a.dtype.kind == "f" and 1e-5 <= abs(float(a)) < 1e16 \
+        else str(a.item() if a.dtype.kind != "f" else a)
+
+
+def _plain_item(value: Any, form: str, rate: int) -> Item:
+    if form == "AUDIO_PCM":
+        return Item("AUDIO_PCM", _pcm_frames(value), rate)
+    if value.__class__ is not Tensor:
+        value = Tensor.of(np.array(value, np.float32 if value.__class__ is float else np.int64)) \
+            if form == "TENSOR" else value
+        if form == "RAW":
+            data = np.array(value, "<f8" if value.__class__ is float else "<i8").tobytes()
+            return Item("RAW", data)
+    return Item("RAW", value.tobytes()) if form == "RAW" else Item("TENSOR", value)
+
+
+def _pcm_frames(value: Any) -> np.ndarray:
+    """Frames [n, channels] of a F32, F16 or I16 tensor [n] or [n, channels]."""
+    if value.__class__ is not Tensor or value.rank not in (1, 2) or value.dtype not in (*FLOATS, I16) or \
+            value.dtype is BF16:
+        raise OperandError(f"AUDIO_PCM takes F32, F16 or I16 samples of shape [n] or [n, channels], got {said(value)}")
+    data = value.data if value.dtype is I16 else value.data.astype(np.float32)
+    return data.reshape(value.shape[0], -1) if value.rank == 2 else data[:, None]
+
+
+def _as_pcm(value: Any) -> Tensor:
+    """Samples as F32: one channel [n], several [n, channels]."""
+    a = np.asarray(value)
+    if a.dtype.kind not in "fiu" or a.ndim not in (1, 2):
+        raise OperandError(f"the source gives {a.dtype} of shape {list(a.shape)}, not AUDIO_PCM")
+    x = a.astype(np.float32) / np.float32(32768.0) if a.dtype == np.int16 else a.astype(np.float32)
+    return Tensor(F32, x.shape if x.ndim == 1 or x.shape[1] > 1 else (len(x),),
+                  np.ascontiguousarray(x if x.ndim == 1 or x.shape[1] > 1 else x[:, 0]))
+
+
+def _empty(form: str, model: Handle | None) -> Tensor:
+    dtype = I64 if model is not None else F32 if form in ("AUDIO_PCM", "TENSOR") else U8
+    return Tensor(dtype, (0,), np.empty(0, dtype.numpy))
+
+
+def resolve_file(base: Path | None, name: str, action: str) -> Path:
+    """A program's file name inside the directory it may use.  StreamError when it is refused."""
+    if base is None:
+        raise StreamError(f"the program wants to {action} {name!r}; this machine gives it no files "
+                          f"(VM(files=\"directory\") does)")
+    path = (base / name).resolve()
+    if not path.is_relative_to(base.resolve()):
+        raise StreamError(f"the program wants to {action} {name!r}, outside the directory {base.resolve()} it may use; "
+                          f"VM(files=...) names another")
+    return path
+
+
+__all__ = ["ArraySource", "NO_TEXT", "StreamsView", "complete_text", "resolve_file", "wrap64"]

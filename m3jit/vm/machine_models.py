@@ -1,0 +1,84 @@
+"""Models as the machine's instructions see them: handles, the context's current model, tensors by name."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from m3jit.errors import OperandError
+from m3jit.isa.types import U8, Tensor
+from m3jit.vm.context import Context
+from m3jit.vm.models import Model
+from m3jit.vm.values import Handle
+
+
+class ModelState:
+    """A model as a state of a context."""
+    __slots__ = ("model",)
+    kind_name = "model"
+
+    def __init__(self, model: Model):
+        self.model = model
+
+
+class ModelsView:
+    """The part of `Machine` that loads models."""
+    vm: Any
+    ctx: Context
+    _model_handles: dict[int, Handle]
+
+    def load_model(self, reference: str, quant: str = "") -> Handle:
+        """A new handle for a model; loading it again gives another handle of the same value."""
+        return self.new_handle(self.ctx, ModelState(self.vm.load_model(reference, quant)))    # type: ignore[attr-defined]
+
+    def unload_model(self, handle: Handle) -> None:
+        self.model_of(handle)
+        self.ctx.states.delete(handle.id)
+        if self.ctx.model == handle:
+            self.ctx.model = None
+
+    def model_of(self, handle: Handle | None) -> Model:
+        """The model of a handle; None: the context's current one."""
+        handle = handle if handle is not None else self.ctx.model
+        if handle is None:
+            raise OperandError("no model: give a model handle, or set the context's with SET_MODEL")
+        state = self.ctx.states.get(handle.id)
+        if not isinstance(state, ModelState):
+            raise OperandError(f"{handle.what} #{handle.id} is not a loaded model" if state is not None else
+                               f"{handle.what} #{handle.id} does not exist here: it was unloaded, or loaded after the "
+                               f"snapshot that was restored")
+        return state.model
+
+    def handle_of(self, ctx: Context, model: Model) -> Handle:
+        """The handle of a model that the program names with .model: the same one each time in a context."""
+        handle = self._model_handles.get(id(model))
+        if handle is None:
+            handle = self._model_handles[id(model)] = self.new_handle(ctx, ModelState(model))   # type: ignore[attr-defined]
+        elif ctx.states.get(handle.id) is None:
+            ctx.states.set(handle.id, ModelState(model))
+        return handle
+
+    # -- constants of the program (image.ModelLookup) -----------------------------------------------------------------
+    def model(self, name: str) -> Model:
+        """The model a `.model` line named."""
+        return self.vm.named_model(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """`model:tensor`."""
+        model, _, tensor = name.partition(":")
+        try:
+            return self.vm.named_model(model).tensor(tensor)
+        except KeyError as e:
+            raise OperandError(f"@{name}: the model has no such tensor" + (f" ({e.args[0]})" if e.args else "")) from None
+
+    def model_info(self, handle: Handle | None, key: str) -> Any:
+        """A fact about a model as a register value; text becomes its UTF-8 bytes."""
+        model = self.model_of(handle)
+        try:
+            value = model.info(key)
+        except KeyError as e:
+            raise OperandError(f"{model.name} has no {key!r}" + (f" ({e.args[0]})" if e.args else "")) from None
+        if isinstance(value, str):
+            raw = value.encode("utf-8")
+            return Tensor(U8, (len(raw),), np.frombuffer(raw, np.uint8))
+        return value

@@ -1,0 +1,85 @@
+"""Which context runs next: priority, then deadline in virtual time, then age.
+
+Virtual time is counted in retired instructions, so the order is a function of the program alone.  A context's virtual
+deadline is its virtual time plus one quantum; one that becomes ready starts no earlier than the others are.
+"""
+from __future__ import annotations
+
+from typing import Iterable
+
+from m3jit.vm.context import READY, WAITING, Context
+
+QUANTUM = 10_000                   # instructions of a slice while several contexts are ready
+UNLIMITED = 1 << 62
+
+
+class Scheduler:
+    """Holds the live contexts of a machine in the order of their ids."""
+
+    def __init__(self) -> None:
+        self.contexts: dict[int, Context] = {}
+        self._order = 0
+
+    def add(self, ctx: Context, virtual_time: int = 0) -> None:
+        """A new context; it competes from `virtual_time` on."""
+        self.contexts[ctx.id] = ctx
+        ctx.virtual_time = virtual_time
+        self.enqueue(ctx)
+
+    def remove(self, ctx: Context) -> None:
+        self.contexts.pop(ctx.id, None)
+
+    def enqueue(self, ctx: Context) -> None:
+        """(Re)start the context's claim: its deadline is one quantum from its virtual time."""
+        self._order += 1
+        ctx.order = self._order
+        ctx.virtual_deadline = ctx.virtual_time + QUANTUM
+
+    def charge(self, ctx: Context, retired: int) -> None:
+        """Account for a slice."""
+        ctx.virtual_time += retired
+        self.enqueue(ctx)
+
+    def yield_turn(self, ctx: Context) -> None:
+        """Let every ready context of the same priority go first."""
+        peers = [c.virtual_time for c in self.ready() if c.priority == ctx.priority]
+        ctx.virtual_time = max(peers, default=ctx.virtual_time)
+        self.enqueue(ctx)
+
+    def ready(self) -> list[Context]:
+        """Contexts that can run, waking those whose wait is over."""
+        for ctx in self.contexts.values():
+            if ctx.status == WAITING and ctx.waiting_for.ready():
+                self.wake(ctx)
+        return [c for c in self.contexts.values() if c.status == READY]
+
+    def wake(self, ctx: Context) -> None:
+        """End a wait; the context gets no credit for the time it slept."""
+        ctx.status, ctx.waiting_for = READY, None
+        others = [c.virtual_time for c in self.contexts.values() if c.status == READY and c is not ctx]
+        ctx.virtual_time = max(ctx.virtual_time, min(others, default=0))
+        self.enqueue(ctx)
+
+    def pick(self) -> tuple[Context | None, int]:
+        """(the context to run, instructions of its slice); None when none is ready."""
+        ready = self.ready()
+        if not ready:
+            return None, 0
+        best = min(ready, key=_urgency)
+        return best, QUANTUM if len(ready) > 1 else UNLIMITED
+
+    def waiting(self) -> list[Context]:
+        return [c for c in self.contexts.values() if c.status == WAITING]
+
+    def more_urgent_than(self, ctx: Context) -> bool:
+        """Is a context of higher priority ready?"""
+        return any(c.priority > ctx.priority for c in self.ready() if c is not ctx)
+
+
+def _urgency(ctx: Context) -> tuple[int, int, int]:
+    return -ctx.priority, ctx.virtual_deadline, ctx.order
+
+
+def describe_waits(contexts: Iterable[Context]) -> str:
+    """Who waits for what, for a deadlock message."""
+    return "; ".join(f"context {c.id} waits for {c.waiting_for.what}" for c in contexts)

@@ -1,0 +1,101 @@
+"""Snapshots: roots put aside, kept alive by registers and by a bounded window.
+
+A snapshot is a node of a tree (its parent is the newest snapshot its context had taken or returned to).  Registers of
+running contexts hold it; registers inside another snapshot name it weakly, so that a loop which forks every turn keeps
+at most a window of history.  A handle whose snapshot is gone traps as "released".
+"""
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+from typing import Any
+
+from m3jit.errors import OperandError
+
+DEFAULT_WINDOW = 64
+
+
+class Snapshot:
+    """A root and where it was taken.  `resume`: index of the instruction after the FORK or SNAPSHOT."""
+    __slots__ = ("id", "parent", "root", "resume", "context", "__weakref__")
+
+    def __init__(self, id: int, parent: int, root: Any, resume: int, context: int):
+        self.id, self.parent, self.root, self.resume, self.context = id, parent, root, resume, context
+
+
+class SnapshotHandle:
+    """A register's name for a snapshot: `strong` keeps it alive, `weak` only finds it."""
+    __slots__ = ("id", "strong", "weak")
+
+    def __init__(self, snapshot: Snapshot | None, id: int, weak: Any = None):
+        self.id, self.strong = id, snapshot
+        self.weak = weak if weak is not None else weakref.ref(snapshot)
+
+    def get(self) -> Snapshot | None:
+        return self.strong if self.strong is not None else self.weak()
+
+    def weakened(self) -> "SnapshotHandle":
+        """The same name, not keeping the snapshot alive."""
+        return self if self.strong is None else SnapshotHandle(None, self.id, self.weak)
+
+    def revived(self) -> "SnapshotHandle":
+        """The same name, keeping the snapshot alive if it still is."""
+        if self.strong is not None:
+            return self
+        found = self.weak()
+        return self if found is None else SnapshotHandle(found, self.id, self.weak)
+
+    def __eq__(self, other: Any) -> bool:
+        return other.__class__ is SnapshotHandle and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(("snapshot", self.id))
+
+    def __repr__(self) -> str:
+        return f"<snapshot {self.id}{'' if self.get() else ' (released)'}>"
+
+
+class SnapshotStore:
+    """Makes snapshots and keeps the newest `window` of them alive."""
+
+    def __init__(self, window: int = DEFAULT_WINDOW):
+        self.window = window
+        self._recent: deque[Snapshot] = deque(maxlen=window)
+        self._ids = itertools.count(1)
+        self._live: "weakref.WeakValueDictionary[int, Snapshot]" = weakref.WeakValueDictionary()
+
+    def new_id(self) -> int:
+        return next(self._ids)
+
+    def add(self, snapshot: Snapshot) -> None:
+        self._recent.append(snapshot)
+        self._live[snapshot.id] = snapshot
+
+    def live(self) -> list[Snapshot]:
+        """All live snapshots, oldest first."""
+        return sorted(self._live.values(), key=lambda s: s.id)
+
+    def resolve(self, handle: SnapshotHandle) -> Snapshot:
+        """The snapshot a handle names; OperandError if it was released."""
+        found = handle.get()
+        if found is None:
+            raise OperandError(f"snapshot {handle.id} was released: no register held it and it is older than the "
+                               f"newest {self.window} (the window); take it again or raise the window")
+        return found
+
+
+def weaken(registers: list[Any]) -> None:
+    """Replace snapshot handles in a captured register list by weak ones."""
+    if SnapshotHandle in set(map(type, registers)):
+        for i, v in enumerate(registers):
+            if v.__class__ is SnapshotHandle:
+                registers[i] = v.weakened()
+
+
+def revive(registers: list[Any]) -> None:
+    """The opposite, when captured registers become a running context's."""
+    if SnapshotHandle in set(map(type, registers)):
+        for i, v in enumerate(registers):
+            if v.__class__ is SnapshotHandle:
+                registers[i] = v.revived()

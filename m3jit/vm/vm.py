@@ -1,0 +1,519 @@
+"""`VM`: a program, its contexts and everything they share; the host's view of a run."""
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, AsyncIterator, Callable, Iterable, Iterator
+
+import numpy as np
+
+from m3jit.errors import Deadlock, Interrupted, LimitError, Trap, UserError
+from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, SPECIAL, Reg
+from m3jit.isa.types import Tensor
+from m3jit.vm import binding, regions as region_factory
+from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, Context
+from m3jit.vm.image import Image
+from m3jit.vm.interpreter import Interpreter, StopWord
+from m3jit.vm.machine import Machine
+from m3jit.vm.machine_io import resolve_file
+from m3jit.vm.memory import DEFAULT_LIMIT, ContextMemory, MachineMemory, Pages, WeightMap
+from m3jit.vm.models import ModelProvider, NoModels
+from m3jit.vm.recording import Recorder
+from m3jit.vm.scheduler import UNLIMITED, Scheduler, describe_waits
+from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, SnapshotStore
+from m3jit.vm.sources import ArraySource, QueueSource, RingSource, Source
+from m3jit.vm.streams import DEFAULT_CAPACITY, CallbackSink, Ring, Sink, StandardSink, open_file_sink
+from m3jit.vm.waiting import Signal
+
+ATTENTION, STOPPED, TIMED_OUT = "attention", "stopped", "timeout"
+MAIN = 1                                               # number of the first context
+
+
+class VM:
+    """Runs one program.  Every method may be called from any thread; a run lets others in between two slices.
+
+    program: a `frontend.Program`, or a list of instructions.  backend: "auto", "interpreter" or the name of a compiled
+    one.  max_steps, timeout (seconds): limits of the whole run (`LimitError`).  models: a `ModelProvider`.  files: the
+    directory the program may read and write (None: no files).  wait_input: SENSE of an empty input waits for
+    `push_input` instead of reporting its end.  seed: of every new context's random stream.  record: keep a log of what
+    came from outside; replay: such a log, to run again without the outside.
+    """
+
+    def __init__(self, program: Any, backend: str = "auto", threads: int | None = None, max_steps: int | None = None, *,
+                 timeout: float | None = None, models: ModelProvider | None = None, files: str | Path | None = ".",
+                 wait_input: bool = False, seed: int = DEFAULT_SEED, snapshot_window: int = DEFAULT_WINDOW,
+                 memory_limit: int = DEFAULT_LIMIT, ring_capacity: int = DEFAULT_CAPACITY, profile: bool = False,
+                 record: bool = False, replay: list | None = None, xp: Any = None, regions: Any = None,
+                 extensions: Any = None):
+        self.image = Image(program)
+        self.backend, self.threads, self.max_steps, self.timeout = backend, threads, max_steps, timeout
+        self.models, self.wait_input, self.seed, self.ring_capacity = models or NoModels(), wait_input, seed, ring_capacity
+        self.files = Path(files) if files is not None else None
+        self.signal, self.stop_word = Signal(), StopWord()
+        self.memory = MachineMemory(self.image.text, self.image.data, WeightMap(), Pages(), memory_limit)
+        self.snapshots, self.scheduler = SnapshotStore(snapshot_window), Scheduler()
+        self.recorder = Recorder(record, replay)
+        if extensions is None:
+            from m3jit.vm.extensions import REGISTRY as extensions
+        self.extensions = extensions
+        self.machine = Machine(self)
+        self.xp = xp if xp is not None else region_factory.eager_namespace(self.machine)
+        self.regions = regions if regions is not None else region_factory.make(self, backend, threads)
+        self.interpreter = Interpreter(self.image, self.xp, self.machine, self.stop_word, self.regions)
+        self.interpreter.profile(profile)
+        if self.regions is not None:
+            self.regions.interpreter = self.interpreter
+        self.sinks: dict[str, Sink] = {"OUTPUT": StandardSink("standard output", "stdout"),
+                                       "ERROR": StandardSink("standard error", "stderr")}
+        self.sources: dict[str, Source] = {}
+        self.rings: dict[str, Ring] = {}
+        self.events: deque[tuple[int, int, int, int]] = deque(maxlen=1024)       # (context, retired, event, data)
+        self.trace: Callable[[str, dict], None] | None = None    # called with (kind, facts), for trace files
+        self._models: dict[str, Any] = {}
+        self._ids = itertools.count(MAIN)
+        self._lock = threading.RLock()
+        self._wanting = 0                              # threads that want the lock while a run holds it
+        self._retired_before = 0                       # of contexts that ended
+        self._first_trap: Trap | None = None
+        self._closed = False
+        self.seconds = 0.0
+        self.main = self.new_context()
+        if self.image.instructions:
+            self.main.index = self.image.index_of[self.image.entry_pc]
+            self.scheduler.add(self.main)
+        else:
+            self.main.status = DONE
+
+    # -- contexts and registers -------------------------------------------------------------------------------------
+    def new_context(self) -> Context:
+        """A context that is not scheduled yet."""
+        return Context(next(self._ids), ContextMemory(self.memory), self.seed)
+
+    def register(self, name: str | Reg) -> Reg:
+        """The register of a name: R7, V3, S0, or a name the program declares."""
+        if isinstance(name, Reg):
+            return name
+        if self.image.program is not None:
+            try:
+                return self.image.program.register(name)
+            except KeyError as e:
+                raise UserError(str(e.args[0])) from None
+        for bank, letter in enumerate(BANK_LETTERS[:SPECIAL]):
+            if name[:1].upper() == letter and name[1:].isdecimal() and int(name[1:]) < BANK_SIZES[bank]:
+                return Reg(bank, int(name[1:]))
+        raise UserError(f"no register {name!r}; R0-R254, V0-V31 and S0-S63 exist")
+
+    @property
+    def registers(self) -> dict[str, Any]:
+        """Every written register of the main context."""
+        with self._entered():
+            return {str(r): v for r, v in self.main.live_registers().items()}
+
+    def get(self, name: str | Reg, context: Context | None = None) -> Any:
+        """A register's value: int, float, Tensor, handle, or None when it was never written."""
+        with self._entered():
+            return (context or self.main).read(self.register(name))
+
+    def set(self, name: str | Reg, value: Any, context: Context | None = None) -> None:
+        """Write a register: a number, a Tensor, a NumPy array (copied), text (its UTF-8 bytes), a handle, or None."""
+        if isinstance(value, np.ndarray):
+            value = Tensor.of(np.array(value))
+        elif isinstance(value, (str, bytes)):
+            raw = value.encode() if isinstance(value, str) else value
+            value = Tensor.of(np.frombuffer(raw, np.uint8))
+        reg = self.register(name)
+        if reg.bank == SPECIAL or reg.index >= BANK_SIZES[reg.bank] or reg == Reg(0, 255):
+            raise UserError(f"{reg} cannot be written")
+        with self._entered():
+            binding.put(context or self.main, reg, value)
+
+    # -- running ----------------------------------------------------------------------------------------------------
+    @property
+    def finished(self) -> bool:
+        """Has every context ended?"""
+        return not self.scheduler.contexts
+
+    def run(self) -> "VM":
+        """Run until every context has ended; files are completed then.
+
+        Raises `Trap` (the main context's at once, another's when all others have ended), `LimitError`, `Deadlock`,
+        `Interrupted`, `SinkClosed`, `StreamError`; partial files are removed in that case."""
+        with self._timed():
+            try:
+                self._loop(lambda: False)
+                if self._first_trap is not None:
+                    raise self._first_trap
+            except BaseException:
+                self.close(complete=False)
+                raise
+            self.close(complete=True)
+        return self
+
+    async def run_async(self) -> "VM":
+        """`run` in a thread of its own; cancelling stops the program."""
+        task = asyncio.ensure_future(asyncio.to_thread(self.run))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.stop()
+            try:
+                await task
+            except (UserError, asyncio.CancelledError):
+                pass
+            raise
+
+    def step(self, count: int = 1) -> int:
+        """Execute `count` instructions, one at a time; how many were executed (fewer when the program ended)."""
+        done = 0
+        with self._lock:
+            while done < count:
+                ctx, _ = self.scheduler.pick()
+                if ctx is None:
+                    if not self.scheduler.waiting():
+                        break
+                    self._wait()
+                    continue
+                before = ctx.retired
+                self.interpreter.run_exactly(ctx, 1)
+                done += ctx.retired - before
+                self._after(ctx, ctx.retired - before)
+        return done
+
+    def stop(self) -> None:
+        """End the run at its next poll point (`Interrupted`); from any thread or a signal handler."""
+        self.stop_word.set(STOPPED)
+        self._wake()
+
+    def interrupt(self, context: Context | None = None) -> None:
+        """Raise the interrupt flag that IF_INTERRUPT and PREEMPT_CHECK see."""
+        (context or self.main).interrupt = True
+
+    def _wake(self) -> None:
+        with self.signal:
+            self.signal.notify()
+
+    def _loop(self, until: Callable[[], bool]) -> None:
+        while not until():
+            ctx, budget = self.scheduler.pick()
+            if ctx is None:
+                if not self.scheduler.waiting():
+                    return
+                self._wait()
+                continue
+            self._slice(ctx, budget)
+
+    def _slice(self, ctx: Context, budget: int) -> None:
+        """Run one context until its slice is used up; the run pauses inside for threads that want the lock."""
+        done = 0
+        while True:
+            before = ctx.retired
+            left = budget - done
+            room = UNLIMITED if self.max_steps is None else self.max_steps - self.retired
+            if room <= 0:
+                raise LimitError(f"{self.image.name}: {self.retired} instructions without an end (max_steps = "
+                                 f"{self.max_steps})")
+            reserve = len(self.image.instructions)     # a slice may pass its budget by less than one program length
+            if room <= reserve:
+                self.interpreter.run_exactly(ctx, min(room, left))
+            else:
+                self.interpreter.run(ctx, min(left, room - reserve))
+            done += ctx.retired - before
+            if ctx.leave or ctx.trap is not None or ctx.status != READY or done >= budget:
+                break
+            if self.stop_word.raised and self._stopped(ctx):
+                break
+        self._after(ctx, done)
+
+    def _stopped(self, ctx: Context) -> bool:
+        """React to the stop word; True ends the slice."""
+        reason = self.stop_word.reason
+        self.stop_word.clear()
+        if reason == TIMED_OUT:
+            raise LimitError(f"{self.image.name}: not finished after {self.timeout} s (timeout); {self._position(ctx)}")
+        if reason == STOPPED:
+            raise Interrupted(f"{self.image.name}: stopped; {self._position(ctx)}")
+        self._let_others_in()
+        return bool(self.scheduler.waiting())
+
+    def _position(self, ctx: Context) -> str:
+        trap = self.interpreter.trap(ctx, ctx.index, "")
+        where = f" ({trap.line[0]}:{trap.line[1]})" if trap.line else ""
+        return f"context {ctx.id} was at pc 0x{max(trap.pc, 0):04x}{where} after {ctx.retired} instructions"
+
+    def _let_others_in(self) -> None:
+        if self._wanting:
+            self._lock.release()
+            try:
+                deadline = time.monotonic() + 0.05
+                while self._wanting and time.monotonic() < deadline:
+                    time.sleep(0)
+            finally:
+                self._lock.acquire()
+
+    def _after(self, ctx: Context, retired: int) -> None:
+        self.scheduler.charge(ctx, retired)
+        if ctx.trap is not None:
+            ctx.status = TRAPPED
+            self._first_trap = self._first_trap or ctx.trap
+        if ctx.status in (DONE, TRAPPED, KILLED):
+            self.scheduler.remove(ctx)
+            if ctx is not self.main:
+                self._retired_before += ctx.retired
+        if ctx is self.main and ctx.trap is not None:
+            raise ctx.trap
+
+    def _wait(self) -> None:
+        """Every live context waits: sleep until the host provides something, or report the deadlock."""
+        waiting = self.scheduler.waiting()
+        if not any(c.waiting_for.external for c in waiting):
+            raise Deadlock(f"{self.image.name}: no context can go on: {describe_waits(waiting)}")
+        self._lock.release()
+        try:
+            with self.signal:
+                if not self.stop_word.raised and not any(c.waiting_for.ready() for c in waiting):
+                    self.signal.wait(0.05)
+        finally:
+            self._lock.acquire()
+        if self.stop_word.raised:
+            self._stopped(waiting[0])
+
+    class _Entered:
+        """The VM lock, asked for while a run may hold it."""
+
+        def __init__(self, vm: "VM"):
+            self.vm = vm
+
+        def __enter__(self) -> None:
+            vm = self.vm
+            if vm._lock.acquire(blocking=False):
+                return
+            vm._wanting += 1
+            vm.stop_word.set(ATTENTION)
+            vm._lock.acquire()
+            vm._wanting -= 1
+
+        def __exit__(self, *_: object) -> None:
+            self.vm._lock.release()
+
+    def _entered(self) -> "_Entered":
+        return VM._Entered(self)
+
+    class _Timed:
+        """A run: holds the lock, measures time, sets the timeout."""
+
+        def __init__(self, vm: "VM"):
+            self.vm, self.timer = vm, None
+
+        def __enter__(self) -> None:
+            vm = self.vm
+            vm._lock.acquire()
+            self.began = time.perf_counter()
+            if vm.timeout is not None:
+                self.timer = threading.Timer(vm.timeout, self._fire)
+                self.timer.daemon = True
+                self.timer.start()
+
+        def _fire(self) -> None:
+            self.vm.stop_word.set(TIMED_OUT)
+            self.vm._wake()
+
+        def __exit__(self, *_: object) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.vm.seconds += time.perf_counter() - self.began
+            self.vm._lock.release()
+
+    def _timed(self) -> "_Timed":
+        return VM._Timed(self)
+
+    def close(self, complete: bool = True) -> None:
+        """Close every sink; complete False removes files that were being written."""
+        if self._closed:
+            return
+        self._closed = True
+        error: BaseException | None = None
+        for sink in [*self.sinks.values(), *self.rings.values()]:
+            try:
+                sink.close(complete and error is None)
+            except Exception as e:
+                error = error or e
+        if error is not None and complete:
+            raise error
+
+    # -- snapshots --------------------------------------------------------------------------------------------------
+    def fork(self) -> SnapshotHandle:
+        """A snapshot of the main context."""
+        with self._entered():
+            snap = Snapshot(self.snapshots.new_id(), self.main.newest_snapshot or 0, self.main.capture(),
+                            self.main.index, self.main.id)
+            self.snapshots.add(snap)
+            self.main.newest_snapshot = snap.id
+            return SnapshotHandle(snap, snap.id)
+
+    def abort(self, snapshot: SnapshotHandle, resume: bool = False) -> None:
+        """Put a snapshot back; resume: execution also goes back to where it was taken."""
+        with self._entered():
+            found = self.snapshots.resolve(snapshot)
+            self.main.restore(found.root)
+            self.main.newest_snapshot = found.id
+            if resume:
+                self.main.index = found.resume
+                if self.main.status in (DONE, TRAPPED) and not self._closed:
+                    self.main.status, self.main.trap, self._first_trap = READY, None, None
+                    self.scheduler.add(self.main, self.main.virtual_time)
+
+    # -- streams ----------------------------------------------------------------------------------------------------
+    def push_input(self, value: Any, source: str = "USER_INPUT") -> None:
+        """Give a source of the program its next item: text, bytes, a number or an array (copied)."""
+        self._queue(source).push(np.array(value) if isinstance(value, np.ndarray) else value)
+        self.stop_word.set(ATTENTION)
+
+    def close_input(self, source: str = "USER_INPUT") -> None:
+        """Nothing more will be pushed."""
+        self._queue(source).close()
+        self.stop_word.set(ATTENTION)
+
+    def _queue(self, name: str) -> QueueSource:
+        with self.signal:
+            found = self.sources.get(name)
+            if found is None:
+                found = self.sources[name] = QueueSource(name, self.signal, waits=self.wait_input)
+        if not isinstance(found, QueueSource):
+            raise UserError(f"source {name} reads from {type(found).__name__}; items can be pushed to queues only")
+        return found
+
+    def set_sink(self, name: str, sink: Sink | Callable[[Any], Any] | str | Path) -> None:
+        """Attach a sink: an object with `write`, a function of one item, or a file name.  OUTPUT and ERROR replace
+        standard output and error."""
+        if isinstance(sink, (str, Path)):
+            sink = open_file_sink(Path(sink))
+        elif not hasattr(sink, "write"):
+            sink = CallbackSink(name, sink)
+        self.sinks[name] = sink
+
+    def set_source(self, name: str, source: Source | Iterable[Any] | np.ndarray) -> None:
+        """Attach a source: an object with `read`, an array (its rows), or an iterable of items."""
+        if isinstance(source, Ring):
+            source = RingSource(source)
+        elif isinstance(source, np.ndarray):
+            source = ArraySource(name, source)
+        elif not hasattr(source, "read"):
+            source = QueueSource(name, self.signal, source)
+        self.sources[name] = source
+
+    def output(self, name: str = "OUTPUT", capacity: int | None = None) -> Iterator[Any]:
+        """The items the program streams to a sink, as they come (str, bytes or NumPy arrays).
+
+        When no other thread runs the program, the iterator does: it runs until the next item is there.  A program that
+        gets `capacity` items ahead waits (BLOCKING) or drops them (DROP)."""
+        ring = self._output_ring(name, capacity)
+
+        def items() -> Iterator[Any]:
+            while True:
+                item = ring.pop()
+                if item is not None:
+                    yield item.native()
+                elif self._ended():
+                    return
+                else:
+                    self._advance(ring)
+        return items()
+
+    async def output_async(self, name: str = "OUTPUT", capacity: int | None = None) -> AsyncIterator[Any]:
+        """`output` for asyncio."""
+        source = self.output(name, capacity)
+        while (item := await asyncio.to_thread(next, source, _NO_ITEM)) is not _NO_ITEM:
+            yield item
+
+    def _output_ring(self, name: str, capacity: int | None) -> Ring:
+        key = name if name in self.sinks or not name.startswith("RING:") else name[5:]
+        found = self.sinks.get(key)
+        if not isinstance(found, Ring):
+            found = Ring(name, capacity or self.ring_capacity, self.signal)
+            self.sinks[key] = found
+        found.host_reads = True
+        return found
+
+    def _ended(self) -> bool:
+        return self.finished and self._lock.acquire(blocking=False) and (self._lock.release() or True)
+
+    def _advance(self, ring: Ring) -> None:
+        """Run the program until the ring has an item; when another thread runs it, wait for that."""
+        if self._lock.acquire(blocking=False):
+            try:
+                try:
+                    self._loop(lambda: ring.end > ring.taken)
+                    if self.finished and self._first_trap is not None:
+                        raise self._first_trap
+                except BaseException:
+                    self.close(complete=False)
+                    raise
+                if self.finished:
+                    self.close(complete=True)
+            finally:
+                self._lock.release()
+        else:
+            with self.signal:
+                if ring.end == ring.taken and not ring.closed:
+                    self.signal.wait(0.05)
+
+    def file_path(self, name: str, action: str) -> Path:
+        """A program's file name as a path; StreamError when the program may not use it."""
+        return resolve_file(self.files, name, action)
+
+    # -- models -----------------------------------------------------------------------------------------------------
+    def load_model(self, reference: str, quant: str = "") -> Any:
+        """A model from the provider; one object per reference."""
+        key = f"{reference}\0{quant}"
+        if key not in self._models:
+            self._models[key] = self.models.load(reference, quant)
+        return self._models[key]
+
+    def named_model(self, name: str) -> Any:
+        """The model of a `.model` line."""
+        known = self.image.program.models if self.image.program is not None else {}
+        if name not in known:
+            raise UserError(f"{self.image.name}: no .model line names {name!r}")
+        return self.load_model(known[name])
+
+    # -- notes ------------------------------------------------------------------------------------------------------
+    def add_trace(self, ctx: Context, event: int, data: int) -> None:
+        """A TRACE_EVENT."""
+        self.events.append((ctx.id, ctx.retired, event, data))
+        if self.trace is not None:
+            self.trace("event", {"context": ctx.id, "retired": ctx.retired, "event": event, "data": data})
+
+    def observe(self, ctx: Context, what: str, look: Callable[[], Any]) -> Any:
+        """A value from outside, through the log of the run."""
+        return self.recorder.observe(ctx, what, look)
+
+    @property
+    def retired(self) -> int:
+        """Instructions completed by all contexts."""
+        live = sum(c.retired for c in self.scheduler.contexts.values() if c is not self.main)
+        return self.main.retired + live + self._retired_before
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Counters of the run so far."""
+        with self._entered():
+            return {"instructions": self.retired, "seconds": self.seconds, "contexts": len(self.scheduler.contexts),
+                    "snapshots": len(self.snapshots.live()),
+                    "dropped": {r.name: r.dropped for r in [*self.rings.values(), *self.sinks.values()]
+                                if isinstance(r, Ring) and r.dropped},
+                    "memory_pages": sum(p.count for p in self.main.memory.pages.values()) + self.memory.shared.count}
+
+    def profile(self) -> list[tuple[str, int, int, int]]:
+        """(mnemonic, pc, times executed, nanoseconds) of every instruction executed while profiling."""
+        counts, times = self.interpreter.counts, self.interpreter.times
+        if counts is None:
+            return []
+        return [(ins.op.name, pc, n, t) for ins, pc, n, t in
+                zip(self.image.instructions, self.image.pcs, counts, times) if n]
+
+
+_NO_ITEM = object()

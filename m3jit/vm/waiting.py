@@ -1,0 +1,46 @@
+"""How an instruction waits, and how whoever it waits for wakes the machine."""
+from __future__ import annotations
+
+import threading
+from typing import Callable
+
+
+class Wait:
+    """What a context waits for.  `ready()` is asked by the scheduler; `external`: the host can make it ready."""
+    __slots__ = ("ready", "what", "external")
+
+    def __init__(self, ready: Callable[[], bool], what: str, external: bool):
+        self.ready, self.what, self.external = ready, what, external
+
+
+class Blocked(Exception):
+    """Raised by an instruction that cannot go on yet: it has done nothing and is executed again later."""
+
+    def __init__(self, wait: Wait):
+        self.wait = wait
+
+
+class Signal:
+    """A lock with a condition: guards rings and input queues, and tells the machine that something changed."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.RLock())
+
+    def __enter__(self) -> "Signal":
+        self._condition.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._condition.release()
+
+    def notify(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Until something changes, at most that long.  The lock must be held."""
+        self._condition.wait(seconds)
+
+    def block(self, ready: Callable[[], bool], what: str, external: bool) -> None:
+        """Leave the instruction until `ready`."""
+        raise Blocked(Wait(ready, what, external))
