@@ -21,13 +21,17 @@ ROOT = Path(__file__).parent.parent
 ORACLES = ROOT / "tests" / "oracles"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "models")]
 
-PIECES = """'s 'T 're 'LL 'ſ a B ab the Hello world é é ß İ ı 日本語 한국어 עברית العربية ไทย हिन्दी 😀 👨‍👩‍👧 🇩🇪 1 23 456 ٣ Ⅷ ½ ² ४ ! ?! ... —
-€ $ <|im_start|> <|im_end|> <|endoftext|> <|im_ start|> <repo_name> <reponame> <s> </s> <unk> <0x0A> <div> [UNK] _ __init__ \\ / //
-http://x.y/z?q=1 {} [[ ]] && &amp; # C++ can't I'M x' '' ▁ ▁▁""".split()
+PIECES = """
+'s 'T 're 'LL 'ſ a B ab the Hello world é é ß İ ı 日本語 한국어 עברית العربية ไทย हिन्दी 😀 👨‍👩‍👧 🇩🇪 1 23 456 ٣
+Ⅷ ½ ² ४ ! ?! ... — € $ <|im_start|> <|im_end|> <|endoftext|> <|im_ start|> <repo_name> <reponame> <s>
+</s> <unk> <0x0A> <div> [UNK] _ __init__ \\ / // http://x.y/z?q=1 {} [[ ]] && &amp; # C++ can't I'M x' ''
+▁ ▁▁
+""".split()
 SPACES = [" ", " ", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u0085", "\u2003", "\u3000", "\u2028"]
 # Assigned in different Unicode versions, unassigned, private, non-characters, controls, zero width.
 STRANGE = ["\u200b", "\u200d", "\ufeff", "\0", "\1", "\4", "\x7f", "\x1c", "\x1f", "\u180e", "\U0002ebf0", "\u2ffc",
-           "\U00010efd", "\u1c89", "\U0001e5d0", "\ud7fc", "\uff11", "ǅ", "ʰ", "\u0378", "\ue000", "\U0010ffff", "\ufffd"]
+           "\U00010efd", "\u1c89", "\U0001e5d0", "\ud7fc", "\uff11", "ǅ", "ʰ", "\u0378", "\ue000", "\U0010ffff",
+           "\ufffd"]
 
 
 def strings(count: int) -> list[str]:

@@ -74,7 +74,7 @@ class BytePairEncoder:
         ids = vocabulary.ids | {text: self._limit + index for index, text in enumerate(missing)}
         # llama.cpp spells a symbol that is no token by its UTF-8 bytes, those that are tokens by themselves:
         # ASCII characters only, since a token's text is never a lone byte above 0x7F.
-        self._stand_ins = {ids[text]: [ids[c] for c in text if c.isascii() and c not in missing] for text in missing}
+        self._stand_ins = {ids[text]: [ids[c] for c in text if c.isascii() and c in vocabulary.ids] for text in missing}
         return ids
 
     @staticmethod

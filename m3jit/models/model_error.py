@@ -12,8 +12,8 @@ class ModelFileError(UserError):
     The parts stay available as attributes (`path`, `offset`, `item`, `problem`, `expected`, `remedy`).
     """
 
-    def __init__(self, path: str | os.PathLike[str], problem: str, *, offset: int | None = None, item: str | None = None,
-                 expected: str | None = None, remedy: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], problem: str, *, offset: int | None = None,
+                 item: str | None = None, expected: str | None = None, remedy: str | None = None) -> None:
         self.path = os.fspath(path)
         self.problem, self.offset, self.item, self.expected, self.remedy = problem, offset, item, expected, remedy
         where = [self.path]

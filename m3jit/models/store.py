@@ -122,7 +122,7 @@ def list_models() -> list[StoredModel]:
 
 
 def remove(name: str) -> int:
-    """Delete an obtained model; the number of bytes freed, 0 when it was not there. Programs using it keep their map."""
+    """Delete an obtained model; the bytes freed, 0 when it was not there. Programs using it keep their map."""
     folder = _place(source(name)).parent
     if not folder.is_dir():
         return 0

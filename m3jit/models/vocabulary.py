@@ -68,6 +68,8 @@ class Vocabulary:
 
     def _strings(self, name: str) -> StringArray:
         value = self._file.value(_PREFIX + name, list)
+        if len(value) == 0:  # writers give empty arrays any item type; a vocabulary of bytes alone has no merges
+            return StringArray(self.path, _PREFIX + name, np.empty(0, np.uint8), np.empty(0, np.int64), 0)
         if not isinstance(value, StringArray):
             raise ModelFileError(self.path, "is not an array of strings", item=_PREFIX + name,
                                  remedy="The model file is damaged: convert the model again.")

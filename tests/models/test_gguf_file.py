@@ -67,8 +67,8 @@ def tensor(name: str, dims: tuple[int, ...], kind: int, offset: int, rank: int |
     return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims) if rank is None else rank, *dims, kind, offset)
 
 
-def container(entries: Sequence[bytes], tensors: Sequence[bytes] = (), data: int = 0, version: int = 3, alignment: int = 32,
-              counts: tuple[int, int] | None = None) -> bytes:
+def container(entries: Sequence[bytes], tensors: Sequence[bytes] = (), data: int = 0, version: int = 3,
+              alignment: int = 32, counts: tuple[int, int] | None = None) -> bytes:
     n_tensors, n_entries = counts or (len(tensors), len(entries))
     head = struct.pack("<4sIQQ", b"GGUF", version, n_tensors, n_entries) + b"".join(entries) + b"".join(tensors)
     return head + bytes(-len(head) % alignment) + bytes(data)
@@ -328,14 +328,15 @@ HOSTILE = {
     "more strings than fit": (container([entry("k", 9, array(8, [text("a"), b"\x09" * 16], 3))]), r"k\[1\] of 3"),
     "huge nested array": (container([entry("k", 9, array(9, [], 2**60))]), "k: needs"),
     "many nested arrays": (container([entry("k", 9, array(9, [array(0, [])] * 70_000))]), "arrays in it"),
-    "deep nesting": (container([entry("k", 9, array(9, [array(9, [array(9, [array(9, [array(9, [])])])])]))]), "deeply"),
+    "deep nesting": (container([entry("k", 9, array(9, [array(9, [array(9, [array(9, [array(9, [])])])])]))]),
+                     "deeply"),
     "bool 2": (container([entry("k", 7, b"\2")]), "as a bool"),
     "bool 2 in an array": (container([entry("k", 9, array(7, [b"\1", b"\2"]))]), "as a bool"),
     "alignment 0": (container([entry("general.alignment", 4, struct.pack("<I", 0))]), "power of two"),
     "alignment 24": (container([entry("general.alignment", 4, struct.pack("<I", 24))]), "power of two"),
     "alignment 2^31": (container([entry("general.alignment", 4, struct.pack("<I", 2**31))]), "power of two"),
     "alignment as text": (container([entry("general.alignment", 8, text("32"))]), "power of two"),
-    "alignment as list": (container([entry("general.alignment", 9, array(4, [struct.pack("<I", 32)]))]), "power of two"),
+    "alignment as list": (container([entry("general.alignment", 9, array(4, [bytes(4)]))]), "power of two"),
     "duplicate tensor": (container([], [tensor("w", (1,), 0, 0), tensor("w", (1,), 0, 32)], 36), "'w': appears twice"),
     "long tensor name": (container([], [tensor("w" * 300, (1,), 0, 0)], 4), "at most 256"),
     "rank 5": (container([], [tensor("w", (1,) * 5, 0, 0)], 4), "rank 5"),

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import struct
 import subprocess
 import sys
 import time
@@ -256,12 +258,24 @@ def test_irregular_merges(tmp_path):
     by their ASCII characters."""
     path = tmp_path / "merges.gguf"
     tokens = [*BYTE_CHARACTERS, "ab", "bc"]
-    write(path, tokens=tokens, merges=["a b", "b c", "a b", "nonsense", "x y", "xy é"])
+    write(path, tokens=tokens, merges=["a b", "b c", "a b", "nonsense", "x y", "xy é", "z \1\0"])
     tokenizer = Tokenizer(GGUFFile(path))
     byte = {char: index for index, char in enumerate(BYTE_CHARACTERS)}
     assert tokenizer.encode("abc") == [256, byte["c"]] and tokenizer.encode("bc") == [257]
     assert tokenizer.encode("xyz") == [byte["x"], byte["y"], byte["z"]]
     assert tokenizer.decode(tokenizer.encode("xyé")) == "xyé"
+
+
+@pytest.mark.parametrize("item_type", [0, 8])
+def test_vocabulary_of_bytes_without_merges(tmp_path, item_type):
+    path = tmp_path / "bytes.gguf"
+    write(path, tokens=BYTE_CHARACTERS, merges=["only"])
+    data = path.read_bytes()
+    stored = struct.pack("<IQQ", 8, 1, 4) + b"only"
+    assert data.count(stored) == 1
+    path.write_bytes(data.replace(stored, struct.pack("<IQ", item_type, 0)))
+    tokenizer = Tokenizer(GGUFFile(path))
+    assert tokenizer.encode("aé") == list("aé".encode()) and tokenizer.decode(range(97, 100)) == "abc"
 
 
 def test_kinds_decide_what_is_shown(tmp_path):
@@ -280,6 +294,30 @@ def test_every_pre_tokeniser_compiles(tmp_path):
         path = tmp_path / "pre.gguf"
         write(path, tokens=BYTE_CHARACTERS, pre=name)
         assert Tokenizer(GGUFFile(path)).encode("It's 12345 é\n x", add_bos=False)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_every_single_bit_flip_is_read_or_refused(tmp_path, model):
+    path = tmp_path / "flip.gguf"
+    write(path, tokens=["<u>", "<s>", "a", "b", "ab", "ba", "é", "Ġ", "▁", "<0x41>", "<|im_end|>"], model=model,
+          kinds=[2, 3, 1, 1, 1, 1, 4, 1, 1, 6, 3], merges=["a b", "b a"] if model == "gpt2" else None, pre="qwen2",
+          scores=[0.0] * 11, bos=1, eos=10, unknown=0)
+    whole = path.read_bytes()
+    outcomes = {"read": 0, "refused": 0}
+    with open(path, "r+b", buffering=0) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for bit in range(8 * len(whole)):
+            os.pwrite(file.fileno(), bytes([whole[bit // 8] ^ 1 << bit % 8]), bit // 8)
+            try:
+                tokenizer = Tokenizer(GGUFFile(path))
+                ids = tokenizer.encode("<s>ab é 12 <|im_end|>\n", special=True, add_bos=False, add_eos=False)
+                tokenizer.decode(ids, special=True)
+                tokenizer.decode(range(len(tokenizer)))
+                outcomes["read"] += 1
+            except ModelFileError:
+                outcomes["refused"] += 1
+            os.pwrite(file.fileno(), whole[bit // 8:bit // 8 + 1], bit // 8)
+    assert min(outcomes.values()) > 500, outcomes
 
 
 # Cost.
