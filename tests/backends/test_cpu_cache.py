@@ -152,10 +152,12 @@ def test_a_forked_child_has_its_own_workers():
     code = ("import os\n"
             "from tests.backends.test_cpu_cache import *\n"
             "r = engine('native').region(chain_plan(3, 640)); f, out, keep = chain_frame(640)\n"
-            "r.run(f, 2); before = out.tobytes()\n"
+            "r.run(f, 2); before = out.tobytes(); bound = r.bind(f, 2)\n"
             "pid = os.fork()\n"
             "keep[0][:] = np.arange(640); keep[1][:] = 0; out[:] = 0\n"
             "r.run(f, 2); ok = out.tobytes() == before\n"
+            "keep[0][:] = np.arange(640); keep[1][:] = 0; out[:] = 0\n"
+            "bound(); ok = ok and out.tobytes() == before\n"
             "if pid == 0: os._exit(0 if ok else 1)\n"
             "assert ok and os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n")
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -108,7 +108,7 @@ class NativeRegion:
     def bind(self, frame: np.ndarray, nthreads: int = 1) -> BoundRegion:
         """Prepares launches with this frame, whose memory must not move.  ValueError: wrong dtype, layout or length.
 
-        A bound region belongs to the process that made it: bind again after a fork."""
+        After a fork the child may go on using it, on one thread; bind again for more."""
         return BoundRegion(self, frame, nthreads if self.parallel else 1)
 
     def run(self, frame: np.ndarray, nthreads: int = 1) -> int:
@@ -235,12 +235,13 @@ class Engine:
 
     def digest(self, kernel: Kernel) -> str:
         """kernel.digest(), computed once per kernel object."""
-        kept = self._digests.get(id(kernel))
-        if kept is None:
-            kept = self._digests[id(kernel)] = (kernel, kernel.digest())
-            while len(self._digests) > 8 * _PLANS_KEPT:
-                self._digests.popitem(last=False)
-        return kept[1]
+        with self._lock:
+            kept = self._digests.get(id(kernel))
+            if kept is None:
+                kept = self._digests[id(kernel)] = (kernel, kernel.digest())
+                while len(self._digests) > 8 * _PLANS_KEPT:
+                    self._digests.popitem(last=False)
+            return kept[1]
 
     # -- compiling --------------------------------------------------------------------------------------------
     def _kernel_unit(self, digest: str, kernel: Kernel) -> _Unit:

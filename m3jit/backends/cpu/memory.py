@@ -107,16 +107,15 @@ class Memory:
             return [self.w.op(f"load {vt}, ptr {self._part(at, j, size)}, align 1") if live[j] else "poison"
                     for j in range(self.lanes.count)]
 
-        if mask is None or mask.const is True:
-            loaded = plain()
-        elif self._native_mask(size):
-            zero, masks = self._zero(raw), self.lanes.parts(mask)
-            m = self.form.mangled(_SHORT.get(raw, raw))
-            loaded = [self.w.call(vt, f"llvm.masked.load.{m}.p0",
-                                  f"ptr {self._part(at, j, size)}, i32 1, {self.form.t('i1')} {masks[j]}, {vt} {zero}",
-                                  f"ptr, i32, {self.form.t('i1')}, {vt}") for j in range(self.lanes.count)]
-        else:
-            loaded = self._either(mask, plain, lambda: self._load_staged(at, raw, size, mask), vt)
+        def partial() -> list[str]:
+            if not self._native_mask(size):
+                return self._load_staged(at, raw, size, mask)
+            masks, m, t = self.lanes.parts(mask), self.form.mangled(_SHORT.get(raw, raw)), self.form.t("i1")
+            return [self.w.call(vt, f"llvm.masked.load.{m}.p0",
+                                f"ptr {self._part(at, j, size)}, i32 1, {t} {masks[j]}, {vt} zeroinitializer",
+                                f"ptr, i32, {t}, {vt}") if live[j] else "poison" for j in range(self.lanes.count)]
+
+        loaded = self._by_mask(mask, plain, partial, vt)
         return self._decoded(dtype, loaded, live)
 
     def store_lanes(self, dtype: str, ptr: str, offset: Val, base: Val, value: Val, mask: Val | None) -> None:
@@ -129,24 +128,19 @@ class Memory:
                 self.w.line(f"store {vt} {x}, ptr {self._part(at, j, size)}, align 1")
             return []
 
-        if mask is None or mask.const is True:
-            plain()
-        elif self._native_mask(size):
-            m, masks = self.form.mangled(_SHORT.get(raw, raw)), self.lanes.parts(mask)
+        def partial() -> list[str]:
+            if not self._native_mask(size):
+                return self._store_staged(at, raw, size, mask, coded)
+            masks, m, t = self.lanes.parts(mask), self.form.mangled(_SHORT.get(raw, raw)), self.form.t("i1")
             for j, x in enumerate(coded):
                 self.w.call("void", f"llvm.masked.store.{m}.p0",
-                            f"{vt} {x}, ptr {self._part(at, j, size)}, i32 1, {self.form.t('i1')} {masks[j]}",
-                            f"{vt}, ptr, i32, {self.form.t('i1')}")
-        else:
-            self._either(mask, plain, lambda: self._store_staged(at, raw, size, mask, coded), vt)
+                            f"{vt} {x}, ptr {self._part(at, j, size)}, i32 1, {t} {masks[j]}", f"{vt}, ptr, i32, {t}")
+            return []
+
+        self._by_mask(mask, plain, partial, vt)
 
     def _part(self, at: str, part: int, size: int) -> str:
         return at if part == 0 else self.w.op(f"getelementptr i8, ptr {at}, i64 {part * self.lanes.per_part * size}")
-
-    def _zero(self, raw: str) -> str:
-        if self.lanes.per_part > 1:
-            return "zeroinitializer"
-        return "0" if raw[0] == "i" else "0.0"
 
     def _native_mask(self, size: int) -> bool:
         if self.lanes.per_part == 1:
@@ -169,10 +163,15 @@ class Memory:
             return [part] * self.lanes.count
         return [encode(self.w, self.form, self.target, dtype, x) for x in self.lanes.parts(value)]
 
-    def _either(self, mask: Val, plain: Callable[[], list[str]], partial: Callable[[], list[str]], vt: str) -> list[str]:
-        """`plain` where every lane is active (known for a prefix mask only), else `partial`; merges their vectors."""
+    def _by_mask(self, mask: Val | None, plain: Callable[[], list[str]], partial: Callable[[], list[str]],
+                 vt: str) -> list[str]:
+        """`plain` where every lane is active, else `partial`; merges their vectors.
+
+        Tested at run time for a prefix mask, unless masked accesses cost nothing (AVX-512)."""
         w = self.w
-        if mask.count is None:
+        if mask is None or mask.const is True:
+            return plain()
+        if mask.count is None or (self.target.vector_bits == 512 and self.lanes.per_part > 1):
             return partial()
         fast, slow, done = w.new_block("full"), w.new_block("part"), w.new_block("joined")
         w.branch(w.op(f"icmp eq i32 {mask.count}, {self.lanes.lanes}"), fast, slow)

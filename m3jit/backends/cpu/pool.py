@@ -12,7 +12,7 @@ import os
 import threading
 import time
 
-from m3jit.backends.cpu.runtime import POOL_HEADER, WORKER_BYTES
+from m3jit.backends.cpu.runtime import BUSY, POOL_HEADER, WORKER_BYTES
 
 MAX_THREADS = 256
 _START_SECONDS = 30.0
@@ -34,7 +34,7 @@ class Pool:
         self._keep = keep                   # the code the workers run
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._stopped = False
 
     @property
     def threads(self) -> int:
@@ -46,7 +46,7 @@ class Pool:
         if not 1 <= threads <= MAX_THREADS:
             raise ValueError(f"nthreads must be 1 .. {MAX_THREADS}, got {threads}")
         with self._lock:
-            while self.threads < threads:
+            while self.threads < threads and not self._stopped:
                 number = self.threads
                 t = threading.Thread(target=self._worker, args=(self.address, number), daemon=True,
                                      name=f"m3jit-worker-{number}")
@@ -64,17 +64,23 @@ class Pool:
             time.sleep(0.0001)
 
     def stop(self) -> None:
-        """Waits for the running launch and ends the workers.  The pool cannot be used afterwards."""
+        """Waits for the running launch and ends the workers.  Later launches run alone."""
         with self._lock:
-            if self._threads and os.getpid() == self._pid:
+            if not self._stopped:
+                self._stopped = True
                 self._stop(self.address, self.threads)
                 for t in self._threads:
                     t.join(_START_SECONDS)
             self._threads.clear()
 
+    def abandon(self) -> None:
+        """In a forked child: the workers stayed behind.  Marked busy, so that launches bound before run alone."""
+        ctypes.c_int32.from_address(self.address + BUSY).value = 1
+
 
 _pool: Pool | None = None
 _guard = threading.Lock()
+_left_behind: list[Pool] = []
 generation = [0]           # changes when pool addresses held elsewhere become invalid (after a fork)
 
 
@@ -96,8 +102,11 @@ def _shutdown() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the workers and their locks stayed behind."""
+    """In a forked child: start anew."""
     global _pool, _guard
+    if _pool is not None:
+        _pool.abandon()
+        _left_behind.append(_pool)         # bound launches hold the address of its memory
     _pool, _guard = None, threading.Lock()
     generation[0] += 1
 

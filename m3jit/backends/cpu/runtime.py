@@ -26,6 +26,7 @@ import sys
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.ir.plan import FrameWord
 
+BUSY = 384
 POOL_HEADER = 512
 WORKER_BYTES = 128
 
