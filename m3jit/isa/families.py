@@ -1,7 +1,7 @@
 """Loads the families, one module each, in the order of the reference."""
 import importlib
 
-FAMILIES = ("control", "alu", "io",)
+FAMILIES = ("control", "alu", "io", "memory", "contexts", "system")
 
 
 def load() -> None:

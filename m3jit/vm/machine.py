@@ -10,15 +10,20 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
+
 from m3jit.errors import OperandError
 from m3jit.isa.control import MAX_CALL_DEPTH
 from m3jit.isa.fields import Reg
+from m3jit.isa.memory import WHOLE
 from m3jit.isa.table import Instruction
+from m3jit.isa.types import Tensor
 from m3jit.vm import binding
 from m3jit.vm.context import DONE, KILLED, PRIORITIES, Context, Frame
 from m3jit.vm.interpreter import holds
 from m3jit.vm.machine_io import StreamsView
 from m3jit.vm.machine_models import ModelsView
+from m3jit.vm.machine_system import SystemView
 from m3jit.vm.snapshots import Snapshot, SnapshotHandle
 from m3jit.vm.values import ContextRef, Handle
 
@@ -28,7 +33,7 @@ SPECIAL_NAMES = ("PC", "SP", "FP", "CTX_ID", "NODE_ID", "LAMPORT", "DEADLINE", "
                  "DEADLINE_TREE_ID", "DEADLINE_TREE_MASK", "CLOCK_HEALTH", "CLOCK_OFFSET_NS")
 
 
-class Machine(StreamsView, ModelsView):
+class Machine(StreamsView, ModelsView, SystemView):
     """One per VM; single-threaded like the interpreter."""
 
     def __init__(self, vm: Any):
@@ -37,6 +42,8 @@ class Machine(StreamsView, ModelsView):
         self.instruction: Instruction = None           # type: ignore[assignment]
         self._handles = itertools.count(1)
         self._model_handles: dict[int, Handle] = {}
+        self._extension_handles: dict[tuple[int, int], Handle] = {}
+        self._windows: dict[tuple[int, str], tuple[int, int]] = {}
 
     # -- position and flow ------------------------------------------------------------------------------------------
     @property
@@ -162,6 +169,31 @@ class Machine(StreamsView, ModelsView):
         """The value of a row that reads "constant"."""
         return self.vm.image.constant(ins, self, self.vm.memory.weights)
 
+    # -- memory -----------------------------------------------------------------------------------------------------
+    def copy(self, dst: int, src: Any, offset: int, size: int) -> None:
+        """MEMCPY: `size` bytes (-1: the rest of a tensor) of an address or tensor to an address."""
+        memory = self.ctx.memory
+        if src.__class__ is int:
+            if size < 0:
+                raise OperandError("copying from an address needs LEN")
+            memory.check(dst, size, write=True)
+            memory.write(dst, memory.read(src + offset, size))
+        else:
+            memory.write(dst, self._tensor_bytes(src, offset, size))
+
+    def _tensor_bytes(self, src: Tensor, offset: int, size: int) -> memoryview:
+        size = src.nbytes - offset if size == WHOLE else size
+        if offset < 0 or size < 0 or offset + size > src.nbytes:
+            raise OperandError(f"bytes {offset} to {offset + size} of {src!r}, which has {src.nbytes}")
+        return memoryview(np.ascontiguousarray(src.data).reshape(-1).view(np.uint8))[offset:offset + size]
+
+    def prefetch(self, src: Any, offset: int, size: int) -> None:
+        """PREFETCH: check that the range can be read."""
+        if src.__class__ is int:
+            self.ctx.memory.check(src + offset, 1 if size == WHOLE else size)
+        else:
+            self._tensor_bytes(src, offset, size)
+
     # -- snapshots --------------------------------------------------------------------------------------------------
     def snapshot(self, rd: Reg | None) -> None:
         """Write a snapshot handle to rd, then capture the context (so that the snapshot's rd names itself)."""
@@ -238,6 +270,15 @@ class Machine(StreamsView, ModelsView):
     def set_priority(self, ctx: Context, priority: int) -> None:
         ctx.priority = priority
         self.ctx.leave = True
+
+    def priority_level(self, level: int | None, word: str | None) -> int:
+        """A priority given as a number or a word."""
+        if word is not None:
+            return PRIORITIES.index(word)
+        if level is None or not 0 <= level < len(PRIORITIES):
+            raise OperandError(f"priority {level}; it is 0 GREEN, 1 BLUE or 2 RED" if level is not None else
+                               "needs a priority: a register, GREEN, BLUE or RED")
+        return level
 
     def yield_turn(self) -> None:
         """Let the other ready contexts of this priority run first."""

@@ -9,7 +9,7 @@ from m3jit.errors import OperandError
 from m3jit.isa.types import U8, Tensor
 from m3jit.vm.context import Context
 from m3jit.vm.models import Model
-from m3jit.vm.values import Handle
+from m3jit.vm.values import ContextRef, Handle
 
 
 class ModelState:
@@ -57,6 +57,34 @@ class ModelsView:
         elif ctx.states.get(handle.id) is None:
             ctx.states.set(handle.id, ModelState(model))
         return handle
+
+    def set_model(self, handle: Handle, context: ContextRef | None) -> None:
+        """Make a model the current one of a context (None: the running one)."""
+        model = self.model_of(handle)
+        target = self.ctx if context is None else self._live(context)
+        if target is not self.ctx:
+            target.states.set(handle.id, ModelState(model))
+        target.model = handle
+
+    def get_model(self, context: ContextRef | None) -> Handle:
+        """The current model of a context, also as a state of the running one."""
+        source = self.ctx if context is None else self._live(context)
+        if source.model is None:
+            raise OperandError(f"context {source.id} has no current model; SET_MODEL gives it one")
+        if source is not self.ctx:
+            self.ctx.states.set(source.model.id, source.states.get(source.model.id))
+        return source.model
+
+    def _live(self, ref: ContextRef) -> Context:
+        found = self.find_context(ref)                 # type: ignore[attr-defined]
+        if found is None:
+            raise OperandError(f"context {ref.id} has already ended")
+        return found
+
+    def compile_model(self, handle: Handle | None) -> Tensor:
+        """A model as the bytes of a program."""
+        raw = self.vm.models.compile(self.model_of(handle))
+        return Tensor(U8, (len(raw),), np.frombuffer(raw, np.uint8))
 
     # -- constants of the program (image.ModelLookup) -----------------------------------------------------------------
     def model(self, name: str) -> Model:

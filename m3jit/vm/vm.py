@@ -72,6 +72,7 @@ class VM:
         self.sources: dict[str, Source] = {}
         self.rings: dict[str, Ring] = {}
         self.events: deque[tuple[int, int, int, int]] = deque(maxlen=1024)       # (context, retired, event, data)
+        self.windows: list[tuple[str, int, int, int]] = []       # profiling: (tag, context, instructions, ns)
         self.trace: Callable[[str, dict], None] | None = None    # called with (kind, facts), for trace files
         self._models: dict[str, Any] = {}
         self._ids = itertools.count(MAIN)
