@@ -288,6 +288,8 @@ class Lifter(Recorder):
     def value(self, ins: Instruction) -> None:
         op = ins.op
         self.xp.where = (self.pc, op.name)
+        if ins.args.get("inplace"):
+            raise Untraceable("INPLACE empties its source register")
         args: dict[str, Any] = {}
         for f in op.fields:
             args[f.name] = self.operand(f, ins)
@@ -371,6 +373,6 @@ class Lifter(Recorder):
         dtype = "F16"
         if t is not None:
             h, d, dtype = t.name[3:].split(",")
-            heads, head_dim = int(h), int(d)
+            heads, head_dim = int(h) or None, int(d) or None
         lengths = {k[2]: v for k, v in self.env.items() if isinstance(k, tuple) and k[0] == "kvlen" and k[1] == key}
         return KVRef(key, heads, head_dim, dtype, lengths)

@@ -49,10 +49,21 @@ class Page:
 
 class Layer:
     """Pages and length of one layer; immutable."""
-    __slots__ = ("pages", "length")
+    __slots__ = ("pages", "length", "_table")
 
-    def __init__(self, pages: tuple[Page, ...] = (), length: int = 0):
-        self.pages, self.length = pages, length
+    def __init__(self, pages: tuple[Page, ...] = (), length: int = 0, table: np.ndarray | None = None):
+        self.pages, self.length, self._table = pages, length, table
+
+    @property
+    def table(self) -> np.ndarray:
+        """Addresses of the pages, one int64 each."""
+        if self._table is None:
+            self._table = np.array([p.address for p in self.pages], np.int64)
+        return self._table
+
+    def at(self, length: int) -> "Layer":
+        """The same pages with another length."""
+        return Layer(self.pages, length, self._table)
 
 
 _EMPTY = Layer()
@@ -94,7 +105,11 @@ class KVStream:
 
     def page_table(self, layer: int) -> np.ndarray:
         """Addresses of the layer's pages, one int64 each.  Valid while this value is alive."""
-        return np.array([p.address for p in self.pages(layer)], np.int64)
+        return self.layers.get(layer, _EMPTY).table
+
+    def table_address(self, layer: int) -> int:
+        """Address of `page_table(layer)`."""
+        return self.page_table(layer).__array_interface__["data"][0]
 
     def rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """(keys, values) as f32 [length, kv_heads * head_dim], copied out."""
@@ -138,6 +153,9 @@ class KVStream:
         start, stop = old.length, old.length + rows
         if not self.kv_heads:
             raise OperandError("a KV stream without geometry cannot be reserved; append or with_geometry first")
+        if start % PAGE and start // PAGE == len(old.pages) - 1 and start % PAGE + rows <= PAGE and \
+                old.pages[-1].claim(start % PAGE, start % PAGE + rows):
+            return self                                  # the common case: one more row in the last page
         pages = list(old.pages[:-(-start // PAGE)])
         if rows and start % PAGE:
             page = pages[-1]
@@ -156,7 +174,7 @@ class KVStream:
             old = layers.get(layer, _EMPTY)
             if not 0 <= n <= len(old.pages) * PAGE:
                 raise OperandError(f"layer {layer} of the KV stream has pages for {len(old.pages) * PAGE} rows, not {n}")
-            layers[layer] = Layer(old.pages, n)
+            layers[layer] = old.at(n)
         return KVStream(self.kv_heads, self.head_dim, self.dtype, layers)
 
     def append(self, layer: int, k: np.ndarray, v: np.ndarray) -> "KVStream":

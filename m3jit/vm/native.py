@@ -10,10 +10,13 @@ import numpy as np
 from m3jit.ir.lower import ExitInfo, Region
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
+from m3jit.isa.kv import PAGE, KVStream
 from m3jit.isa.types import Tensor
+from m3jit.kernels.lowering import KV_BLOCKS
 
 ALIGN = 64
-ABANDONED = -1
+MAX_LAYOUTS = 6                 # frames are kept for this many combinations of dimensions per region
+BLOCK_STEP = 16                 # attention buffers grow in steps of this many blocks of 64 keys
 NO_BUDGET = 2 ** 63 - 1
 
 
@@ -29,7 +32,7 @@ def type_of_value(key: Any, value: Any) -> Type | None:
         return None
     if isinstance(value, Tensor):
         shape = value.shape
-        if shape and shape[0] >= 2:
+        if shape and shape[0] >= 2 and not (isinstance(key, tuple) and key[0] == "V"):
             return TensorType(value.dtype, (Sym(f"n_{name_of(key)}"), *shape[1:]))
         return TensorType(value.dtype, shape)
     if isinstance(value, bool):
@@ -38,8 +41,8 @@ def type_of_value(key: Any, value: Any) -> Type | None:
         return I64T
     if isinstance(value, float):
         return F64T
-    if hasattr(value, "kv_type"):
-        return OpaqueType(value.kv_type())
+    if isinstance(value, KVStream):
+        return OpaqueType(f"kv:{value.kv_heads},{value.head_dim},{value.dtype.name}")
     return OpaqueType(type(value).__name__)
 
 
@@ -72,13 +75,13 @@ class Layout:
     frame: np.ndarray
     arena: np.ndarray
     call: Callable[[], int]
+    owner: list | None = None
 
 
 class CompiledRegion:
     """A region compiled for one backend, with the types of its live-ins as guards."""
 
-    def __init__(self, region: Region, native: Any, pointer_of_weight: Callable[[Tensor, str], int], nthreads: int,
-                 kv_reserve: Callable | None = None):
+    def __init__(self, region: Region, native: Any, pointer_of_weight: Callable[[Tensor, str], int], nthreads: int):
         self.region, self.native, self.nthreads = region, native, nthreads
         self.pointer_of_weight = pointer_of_weight
         self.types = [(k, n.type) for k, n in region.function.inputs.items()
@@ -95,6 +98,11 @@ class CompiledRegion:
         syms: dict[Sym, int] = {}
         for key, t in self.types:
             if not fits(regs.get(key), t, syms):
+                return None
+        for use in self.region.kv:
+            stream = regs.get(use.key)
+            if stream is not None and not (stream.__class__ is KVStream and stream.dtype.name == use.dtype and (
+                    stream.kv_heads, stream.head_dim) in ((0, 0), (use.kv_heads, use.head_dim))):
                 return None
         for a, b in self.region.function.guards:
             if eval_dim(a, syms) != eval_dim(b, syms):
@@ -128,16 +136,20 @@ class CompiledRegion:
 
         Registers are written back according to the exit taken."""
         r = self.region
-        key = tuple(syms.values())
-        free = self.layouts.setdefault(key, [])
-        layout = free.pop() if free else self._new_layout(syms)
+        commits = self._reserve(regs, syms) if r.kv else {}
+        layout = self._layout(syms)
         frame = layout.frame
+        for use in r.kv:
+            frame[use.table_word] = commits[use.key].table_address(use.layer)
         alive = []
         for k, word in r.pointers:
             t = regs.get(k)
             alive.append(t)
             frame[word] = t.data.__array_interface__["data"][0]
         for k, word, how in r.scalars:
+            if k[0] == "kvlen":
+                frame[word] = commits[k[1]].length(k[2])
+                continue
             v = regs.get(k)
             frame[word] = v if how == "i64" else struct.unpack("<q", struct.pack("<d", v))[0]
         fresh: dict[int, np.ndarray] = {}
@@ -147,21 +159,48 @@ class CompiledRegion:
                 a = np.empty([eval_dim(d, syms) for d in t.shape], t.dtype.storage)
             fresh[word] = a
             frame[word] = a.__array_interface__["data"][0]
-        commits = self._reserve(regs, syms, frame) if r.kv else None
         frame[FrameWord.STOP] = stop_address
         frame[FrameWord.BUDGET] = budget
         number = layout.call()
         retired = int(frame[FrameWord.RETIRED])
         if number == r.abandon:
-            free.append(layout)
+            layout.owner.append(layout)
             return None, 0
         info = r.exits[number]
-        self._write_back(regs, info, frame, fresh, commits)
-        free.append(layout)
+        self._write_back(regs, info, frame, fresh, commits, syms)
+        layout.owner.append(layout)
         return info, retired
 
+    def _layout(self, syms: dict[Sym, int]) -> Layout:
+        """A free frame for these dimensions; of rarely used dimensions only the newest few are kept."""
+        key = tuple(syms.values())
+        free = self.layouts.get(key)
+        if free is None:
+            while len(self.layouts) >= MAX_LAYOUTS:
+                del self.layouts[next(iter(self.layouts))]
+            free = self.layouts[key] = []
+        if free:
+            return free.pop()
+        layout = self._new_layout(syms)
+        layout.owner = free
+        return layout
+
+    def _reserve(self, regs: Registers, syms: dict[Sym, int]) -> dict[Any, KVStream]:
+        """Streams with room for the rows the region appends; binds KV_BLOCKS."""
+        streams: dict[Any, KVStream] = {}
+        blocks = 1
+        for use in self.region.kv:
+            stream = streams.get(use.key)
+            if stream is None:
+                stream = (regs.get(use.key) or KVStream()).with_geometry(use.kv_heads, use.head_dim)
+            rows = eval_dim(use.rows, syms)
+            streams[use.key] = stream.reserve(use.layer, rows)
+            blocks = max(blocks, -(-(stream.length(use.layer) + rows) // PAGE))
+        syms[KV_BLOCKS] = -(-blocks // BLOCK_STEP) * BLOCK_STEP
+        return streams
+
     def _write_back(self, regs: Registers, info: ExitInfo, frame: np.ndarray, fresh: dict[int, np.ndarray],
-                    commits: Any) -> None:
+                    commits: dict[Any, KVStream], syms: dict[Sym, int]) -> None:
         values: list[tuple[Any, Any]] = []
         lengths: dict[Any, dict[int, int]] = {}
         for s in info.stores:
@@ -175,11 +214,9 @@ class CompiledRegion:
                     v = struct.unpack("<d", struct.pack("<q", int(frame[s.word])))[0]
                 case "tensor":
                     a = fresh[s.word]
-                    v = Tensor(s.type.dtype, a.shape, a)
-                    if len(s.type.shape) != a.ndim or tuple(s.type.shape) != a.shape:
-                        v = self._reshaped(v, s)
+                    v = _shaped(Tensor(s.type.dtype, a.shape, a), s, syms)
                 case "input":
-                    v = self._reshaped(regs.get(s.source), s)
+                    v = _shaped(regs.get(s.source), s, syms)
                 case _:
                     v = s.source
             values.append((s.key, v))
@@ -188,9 +225,8 @@ class CompiledRegion:
         for k, by_layer in lengths.items():
             regs.set(k, commits[k].with_lengths(by_layer))
 
-    def _reshaped(self, t: Tensor, s: Any) -> Tensor:
-        shape = tuple(eval_dim(d, self._syms) if not isinstance(d, int) else d for d in s.type.shape)
-        return t if shape == t.shape else Tensor(t.dtype, shape, t.data.reshape(shape))
 
-    def _reserve(self, regs: Registers, syms: dict[Sym, int], frame: np.ndarray) -> dict[Any, Any]:
-        raise NotImplementedError
+def _shaped(t: Tensor, s: Any, syms: dict[Sym, int]) -> Tensor:
+    """t with the shape the register has at the exit (a reshape may have renamed it)."""
+    shape = tuple(eval_dim(d, syms) for d in s.type.shape)
+    return t if shape == t.shape else Tensor(t.dtype, shape, t.data.reshape(shape))
