@@ -231,7 +231,7 @@ def _show_options(p: Plan, ins: Instruction, names: Names) -> list[str]:
         out.append(codec(f).show(f, ins.args[f.name], names))
     for f in ins.op.operands():
         value = ins.args[f.name]
-        if isinstance(f, (RegField, LabelField)) or f in bare or not isinstance(f, FlagField) and is_default(f, value):
+        if isinstance(f, (RegField, LabelField)) or f in bare or _left_out(f, value, names):
             continue
         if isinstance(f, FlagField):
             default = False if f.default is REQUIRED else f.default
@@ -244,6 +244,13 @@ def _show_options(p: Plan, ins: Instruction, names: Names) -> list[str]:
         word = isinstance(f, (EnumField, PrecisionField)) and text in p.words
         out.append(text if word else f"{key_of(f)}={text}")
     return out
+
+
+def _left_out(f: Field, value: object, names: Names) -> bool:
+    """Whether an operand needs no text: its default, and no relocation that happens to give the same word."""
+    if isinstance(f, FlagField) or not is_default(f, value):
+        return False
+    return not isinstance(f, SymbolField) or codec(f).show(f, value, names).isdigit()
 
 
 def _bare(p: Plan, ins: Instruction, names: Names) -> list[Field]:

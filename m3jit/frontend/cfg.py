@@ -83,9 +83,10 @@ def registers_of(ins: Instruction) -> tuple[frozenset[Reg], frozenset[Reg]]:
                 if f.both or not f.dest:
                     reads.add(value)
         elif isinstance(f, RegList):
-            (writes if f.dest else reads).update(value)
-            if ins.op.control == "call":
-                writes.update(value)           # copied back at RET
+            if f.both or not f.dest:
+                reads.update(value)
+            if f.both or f.dest or ins.op.control == "call":
+                writes.update(value)           # a call copies its arguments back at RET
         elif isinstance(f, IntOrReg) and isinstance(value, Reg):
             reads.add(value)
         elif isinstance(f, ShapeField):
@@ -98,6 +99,18 @@ def registers_of(ins: Instruction) -> tuple[frozenset[Reg], frozenset[Reg]]:
             writes.add(ins.args[source.name])  # a move empties its source
     null = Reg(GPR, ABSENT)
     return frozenset(reads - {null}), frozenset(writes - {null})
+
+
+def must_read(ins: Instruction) -> frozenset[Reg]:
+    """Registers that must hold something: those read, without operands the instruction itself may fill."""
+    optional: set[Reg] = set()
+    for f in ins.op.operands():
+        value = ins.args[f.name]
+        if isinstance(f, RegList) and f.both:
+            optional.update(value)
+        elif isinstance(f, (RegField, PayloadReg)) and value is not None and (f.both or "null" in f.kinds or "any" in f.kinds):
+            optional.add(value)
+    return registers_of(ins)[0] - optional
 
 
 class Cfg:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from m3jit.frontend.cfg import Cfg, liveness, registers_of
+from m3jit.frontend.cfg import Cfg, liveness, must_read, registers_of
 from m3jit.frontend.program import Program
 from m3jit.frontend.syntax import Statement
 from m3jit.isa.fields import GPR, VEC, Reg, RegField
@@ -56,10 +56,9 @@ def _first_read(cfg: Cfg, entry: int, reg: Reg) -> int | None:
             continue
         seen.add(start)
         for pc, ins in cfg.blocks[start].instructions:
-            reads, writes = registers_of(ins)
-            if reg in reads:
+            if reg in must_read(ins):
                 return pc
-            if reg in writes:
+            if reg in registers_of(ins)[1]:
                 break
         else:
             todo += [e.target for e in cfg.blocks[start].successors if e.flows]

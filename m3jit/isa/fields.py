@@ -400,8 +400,9 @@ class BytesField(Field):
 
 @dataclass(frozen=True)
 class RegList(BytesField):
-    """A list of general registers `[rA, rB]`.  Value: tuple of Reg."""
+    """A list of general registers `[rA, rB]`.  Value: tuple of Reg.  dest: written; both: read and written."""
     dest: bool = False
+    both: bool = False
 
     def encode(self, frame, base, value):
         for v in value:
@@ -452,6 +453,7 @@ U8, U16, U32, U64 = (Number(fmt=f) for f in "BHIQ")
 I8, I16, I32, I64 = (Number(fmt=f) for f in "bhiq")
 F16, F32, F64 = Number(fmt="e"), Number(fmt="f"), Number(fmt="d")
 Label, Shape = LabelField(), ShapeField()
+NO_STRING = 2 ** 64 - 1            # default of an optional Text operand: offset 0 of DATA is a place like any other
 Text, SymbolValue, Address = SymbolField(what="string"), SymbolField(what="value"), SymbolField(what="address")
 Precision = PrecisionField()
 Rng, Flags = Hidden(state="rng"), Hidden(state="flags")
