@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
 
-from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, Dim, Function, Goto, Leave, Node,
-                             OpaqueType, Retired, Sym, Type, eval_dim)
+from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, Dim, DimExpr, Function, Goto, Leave,
+                             Node, OpaqueType, Retired, Sym, TensorType, Type, dim_add, dim_ceildiv, dim_mul, eval_dim,
+                             weight_name)
 from m3jit.ir.trace import KVRef, Recorder, TraceXp, Untraceable
 from m3jit.isa.fields import (GPR, SPECIAL, STATE, FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, ShapeField)
 from m3jit.isa.table import Instruction
@@ -180,9 +181,29 @@ class Lifter(Recorder):
             self.run_block(*self.work.pop())
         if not self.instructions:
             return None
+        self._rename_dims()
         syms = {t.shape[0]: (k, 0) for k, n in self.inputs.items()
                 if (t := n.type) is not None and hasattr(t, "shape") and t.rank and isinstance(t.shape[0], Sym)}
         return Function(name, self.entry.pc, self.blocks, self.inputs, self.guards, syms, self.instructions)
+
+    def _rename_dims(self) -> None:
+        """Write every dimension by the name of its class of equal dimensions."""
+        if not self.same_as:
+            return
+
+        def canonical(d: Dim) -> Dim:
+            d = self.canonical(d)
+            if isinstance(d, DimExpr):
+                a, b = canonical(d.a), canonical(d.b)
+                return {"mul": dim_mul, "add": dim_add, "ceildiv": dim_ceildiv}[d.op](a, b)
+            return d
+        for n in [*self.inputs.values(), *(p for b in self.blocks for p in b.params),
+                  *(n for b in self.blocks for n in b.nodes())]:
+            if isinstance(n.type, TensorType):
+                n.type = TensorType(n.type.dtype, tuple(canonical(d) for d in n.type.shape))
+            if "dim" in n.attrs:
+                n.attrs["dim"] = canonical(n.attrs["dim"])
+        self.guards = [(a, b) for a, b in self.guards if isinstance(a, DimExpr) or isinstance(b, DimExpr)]
 
     def edge(self, pc: int) -> Goto:
         """Go to the version of the block at `pc` that fits the current types; leave when there are too many."""
@@ -324,7 +345,6 @@ class Lifter(Recorder):
         self.env[key] = v
 
     def load_constant(self, ins: Instruction) -> Any:
-        from m3jit.ir.tensor import TensorType, weight_name
         from m3jit.isa.types import Tensor
         v = self.view.constant(ins)
         if isinstance(v, Tensor):

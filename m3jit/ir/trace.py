@@ -56,7 +56,7 @@ class TraceXp:
     def error(self, message: str) -> Untraceable:
         return Untraceable(message)
 
-    def node(self, op: str, type: Any, *args: Node, **attrs: Any) -> Node:
+    def node(self, op: str, type: Any, /, *args: Node, **attrs: Any) -> Node:
         return self.r.emit(Node(op, type, list(args), attrs, self.where))
 
     def imm(self, value: Any, dtype: DType) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Iterable
 
-from m3jit.ir.tensor import ELEMENTWISE, Block, Check, Dim, Function, Node, uses
+from m3jit.ir.tensor import ELEMENTWISE, Block, Check, Dim, Function, Node, TensorType, uses
 from m3jit.isa import types as T
 
 INLINE = ("imm", "from_scalar")           # operands without memory of their own
@@ -89,7 +89,9 @@ def _fuse_block(b: Block, users: dict[Node, list[Any]]) -> None:
             items.append(s)
             continue
         shape = domain(s)
-        if shape is None or not all(access(a, shape) for a in s.args if a.op not in INLINE and s.op != "reduce"):
+        if shape is not None and s.op != "reduce":
+            items += _materialise(s, shape)
+        if shape is None:
             for a in s.args:
                 _close(group_of.get(a))
             items.append(s)
@@ -111,6 +113,16 @@ def _fuse_block(b: Block, users: dict[Node, list[Any]]) -> None:
     b.body = items
     for g in {id(g): g for g in group_of.values()}.values():
         _finish(g, users)
+
+
+def _materialise(n: Node, shape: tuple[Dim, ...]) -> list[Node]:
+    """Broadcasts for operands whose elements a kernel cannot address directly."""
+    out = []
+    for i, a in enumerate(n.args):
+        if a.op not in INLINE and access(a, shape) is None:
+            n.args[i] = Node("broadcast", TensorType(a.dtype, shape), [a], {}, n.where)
+            out.append(n.args[i])
+    return out
 
 
 def _close(g: Group | None) -> None:
