@@ -1,14 +1,40 @@
-"""One call that runs a kernel on every executor present and insists on equal bytes."""
+"""One call that runs a kernel on the independent evaluator and on the CPU engine, and insists on equal bytes."""
 from __future__ import annotations
 
+import functools
 from typing import Any, Sequence
 
 import numpy as np
 
+from m3jit.backends.cpu.engine import Engine
+from m3jit.backends.cpu.target import available_levels
 from m3jit.ir.loop import Kernel
 from tests.loop_eval import run_kernel
 
 
-def run(kernel: Kernel, args: Sequence[Any]) -> None:
-    """Runs `kernel` in place over `args` (NumPy arrays for pointers, numbers for scalars)."""
-    run_kernel(kernel, args)
+@functools.cache
+def engines() -> tuple[Engine, ...]:
+    return tuple(Engine(level) for level in available_levels())
+
+
+def run(kernel: Kernel, args: Sequence[Any], evaluate: bool = True) -> None:
+    """Runs `kernel` in place over `args` (NumPy arrays for pointers, numbers for scalars).
+
+    Every CPU level the host has runs it, with one thread and with three, each on fresh copies of what it writes, and
+    the evaluator (evaluate=False leaves that out, for sizes it is too slow for); all results must be the same bytes."""
+    written = [i for i, p in enumerate(kernel.params) if p.kind == "ptr" and "w" in p.access]
+    before = {i: args[i].copy() for i in written}
+    if evaluate:
+        run_kernel(kernel, args)
+    first = evaluate
+    for engine in engines():
+        for threads in (1, 3):
+            copy = [before[i].copy() if i in before else a for i, a in enumerate(args)]
+            engine.kernel(kernel)(copy, threads)
+            for i in written:
+                if not first:
+                    args[i][...] = copy[i]
+                elif args[i].tobytes() != copy[i].tobytes():
+                    raise AssertionError(f"{kernel.name}: parameter {kernel.params[i].name} differs between the "
+                                         f"evaluator or another level and {engine.target.level}, {threads} threads")
+            first = True
