@@ -12,7 +12,7 @@ from m3jit.ir.eager_math import exp32, fma32, tanh32
 from m3jit.ir.eager_reduce import LANES, tree
 from m3jit.ir.eager_values import describe, floats, to_f32
 from m3jit.isa.kv import KVStream
-from m3jit.isa.types import Tensor
+from m3jit.isa.types import NEW_STATE, Tensor
 
 QUERY_CHUNK = 1 << 22               # elements of scores held at a time
 
@@ -84,7 +84,7 @@ class Attention:
                             check_range("past", past, 0, 2 ** 62))
 
     def kv_append(self, kv: KVStream | None, layer: int, k, v, *, kv_heads: int, head_dim: int) -> KVStream:
-        """The stream with key and value rows appended to a layer, rounded once to its dtype.  None: a new stream."""
+        """The stream with key and value rows appended to a layer, rounded once to its dtype.  None and NEW_STATE: a new stream."""
         k, v = self._rows(k, "keys", kv_heads, head_dim), self._rows(v, "values", kv_heads, head_dim)
         if k.shape != v.shape:
             raise OperandError(f"keys {describe(k)} and values {describe(v)} differ in number")
@@ -150,7 +150,7 @@ class Attention:
         return x
 
     def _stream(self, kv: Any, new: bool = False) -> KVStream:
-        if kv is None and new:
+        if new and (kv is None or kv is NEW_STATE):
             return KVStream()
         if kv.__class__ is not KVStream:
             raise OperandError(f"the state operand is not a KV stream: {describe(kv)}")

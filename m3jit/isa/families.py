@@ -2,6 +2,7 @@
 import importlib
 
 FAMILIES = ("control", "alu", "io", "memory", "contexts", "system",
+            "tensor", "elementwise", "layout", "reduce", "transformer", "sampling",
             # declared, not executable yet
             "ssm_audio", "cluster", "learning", "devices", "storage_power",
             "deadlines_clock", "security", "tracing", "kv_tiers", "locks", "checkpoints", "escape_ops")

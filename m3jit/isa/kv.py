@@ -74,6 +74,7 @@ class KVStream:
 
     kv_heads, head_dim: 0 until the first append fixes them.  dtype: storage of keys and values, F16 or F32."""
     __slots__ = ("kv_heads", "head_dim", "dtype", "layers", "__weakref__")
+    kind_name = "KV stream"
 
     def __init__(self, kv_heads: int = 0, head_dim: int = 0, dtype: DType = F16,
                  layers: Mapping[int, Layer] | None = None):

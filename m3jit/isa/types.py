@@ -81,6 +81,18 @@ class Kind(enum.Enum):
     VECTOR = "vector"           # V registers: 8 x f32
 
 
+class NewState:
+    """What an instruction gets for a state operand whose register was never written (None: the operand is absent).
+
+    The instruction makes a new state of the kind it needs."""
+
+    def __repr__(self) -> str:
+        return "<new state>"
+
+
+NEW_STATE = NewState()
+
+
 class Tensor:
     """An immutable tensor value.
 

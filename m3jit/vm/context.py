@@ -13,7 +13,7 @@ from m3jit.vm.memory import ContextMemory
 from m3jit.vm.persistent import PersistentMap
 from m3jit.vm.snapshots import SnapshotHandle, revive, weaken
 
-DEFAULT_SEED = 0x9E3779B97F4A7C15
+DEFAULT_SEED = 0x9E3779B97F4A7C15 - 2 ** 64      # the random stream's state is a signed 64-bit integer
 GREEN, BLUE, RED = range(3)
 PRIORITIES = ("GREEN", "BLUE", "RED")
 READY, WAITING, DONE, TRAPPED, KILLED = "ready", "waiting", "done", "trapped", "killed"
