@@ -35,6 +35,9 @@ from reference_llama import ReferenceLlama  # noqa: E402
 ORACLES = ROOT / "tests" / "oracles"
 WINDOW, WINDOWS = 512, 9
 PREFIX, TOP = 4096, 32  # logits stored: the first PREFIX of the vocabulary and the TOP largest
+OTHER_SETTINGS: dict[str, dict[str, Any]] = {
+    "prompt token by token": {}, "flash attention": {"flash": True}, "f32 cache": {"kv_type": "f32"},
+}
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -58,7 +61,8 @@ class Maker:
     def greedy(self) -> dict[str, Any]:
         """Greedy continuations; `margin[i]` is the peer's largest logit minus its second largest where token i was
         chosen. Generation goes on past an end-of-text token; `end` is the position of the first one, or null.
-        `exact[i]` is what the float64 model would choose after the prompt and the peer's tokens before i."""
+        `exact[i]` is what the float64 model would choose after the prompt and the peer's tokens before i, and
+        `otherwise` the [i, token] where the peer, at another of its own settings, chooses another token there."""
         rows = []
         model = ReferenceLlama(self.model)
         for prompt in PROMPTS:
@@ -69,9 +73,22 @@ class Maker:
             end = next((i for i, token in enumerate(tokens) if self.peer.is_end(token)), None)
             exact = model.forward(ids + tokens[:-1], last_only=False)[len(ids) - 1:].argmax(axis=1).tolist()
             rows.append({
-                "prompt": prompt, "ids": ids, "tokens": tokens, "margin": margins, "exact": exact, "end": end, "text": text,
+                "prompt": prompt, "ids": ids, "tokens": tokens, "margin": margins, "exact": exact,
+                "otherwise": self.otherwise(ids, tokens), "end": end, "text": text,
             })
         return {**self.source, "prompts": rows}
+
+    def otherwise(self, ids: list[int], tokens: list[int]) -> dict[str, list[tuple[int, int]]]:
+        """Where other settings of the peer, led along the same tokens, would choose another one: its own spread."""
+        out = {}
+        for name, settings in OTHER_SETTINGS.items():
+            with self.peer.context(self.threads, **settings) as context:
+                for step in ([[token] for token in ids] if name == "prompt token by token" else [ids]):
+                    logits = context.decode(step)
+                chosen = [int(logits.argmax())]
+                chosen += [int(context.decode([token]).argmax()) for token in tokens[:-1]]
+            out[name] = [(i, other) for i, (other, token) in enumerate(zip(chosen, tokens)) if other != token]
+        return out
 
     def logits(self) -> dict[str, np.ndarray]:
         """Last-position logits of some prompts, by llama.cpp and by the float64 model, as arrays for an .npz file."""
