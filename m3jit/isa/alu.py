@@ -3,8 +3,8 @@
 Integers are signed 64-bit and wrap; floats are f64.  A row that takes both needs both operands of one kind; only CVT
 converts.  <NAME>I is the form with an integer immediate; the assembler picks it (SUB rD, rA, 5).
 """
-from m3jit.isa.fields import (F64, I8, I64, R1, R2, R3, SPECIAL, Address, Enum, IntOrReg, Rd, RegField, SymbolValue, Text)
-from m3jit.isa.fields import GPR, STATE, VEC
+from m3jit.isa.fields import (F64, GPR, I8, I64, R1, R2, R3, SPECIAL, STATE, VEC, Address, Enum, IntOrReg, Rd,
+                              SymbolValue, Text)
 from m3jit.isa.table import op
 
 ALU = 0x7C
@@ -50,17 +50,14 @@ def loada(xp, rd: INT, address: Address[8]):
 
 # -- moves --------------------------------------------------------------------------------------------------------
 
-@op(ALU, "MOV", sub=5, forms=("MOV_SP",))
-def mov(xp, rd: Rd("any", banks=(GPR, VEC, STATE)), src: R1("any", banks=(GPR, VEC, STATE))):
+@op(ALU, "MOV", sub=5)
+def mov(xp, rd: Rd("any", banks=(GPR, VEC, STATE)), src: R1("any", banks=(GPR, VEC, STATE, SPECIAL))):
     """rd = src, a value of any kind.  A V register takes a F32 tensor of 8 elements.  A state handle is copied, not
-    the state: both registers then name the same stream."""
-    return src
+    the state: both registers then name the same stream.
 
-
-@op(ALU, "MOV_SP", sub=6, route="machine", reads=("special",), why_slow="reads the state of the machine")
-def mov_special(m, rd: INT, src: RegField(slot=1, banks=(SPECIAL,), kinds=("int",))):
-    """rd = special register: SP0 PC, SP1 call depth, SP3 CTX_ID, SP6 DEADLINE (-1 = none), SP7 STATUS, SP8 DEVICE_ID,
-    SP9 DEVICE_AFFINITY.  Traps: a special register this machine does not have."""
+    Special registers read as integers: SP0 PC (of this instruction), SP1 call depth, SP3 CTX_ID, SP4 NODE_ID, SP5
+    LAMPORT, SP6 DEADLINE (-1 = none), SP7 STATUS, SP8 DEVICE_ID, SP9 DEVICE_AFFINITY, SP10 DEVICE_HEALTH.  Traps: a
+    special register this machine does not have."""
     return src
 
 

@@ -73,7 +73,7 @@ def _list_getter(regs: tuple[Reg, ...], name: str) -> Callable[[Any], tuple]:
     return get
 
 
-def operands(ins: Instruction, pure: bool, special: Callable[[Any, int], int]) -> list[Operand]:
+def operands(ins: Instruction, pure: bool, machine: Any, pc: int) -> list[Operand]:
     """The operands of an instruction in field order.  pure: value route (destinations are passed as None); else
     destinations are passed as registers and register lists stay lists of registers."""
     out: list[Operand] = []
@@ -83,7 +83,7 @@ def operands(ins: Instruction, pure: bool, special: Callable[[Any, int], int]) -
             continue
         v = ins.args.get(f.name, None if isinstance(f, (RegField, PayloadReg)) else f.default)
         if isinstance(f, (RegField, PayloadReg)):
-            out.append(_register(f, v, pure, special))
+            out.append(_register(f, v, pure, machine, pc))
         elif isinstance(f, IntOrReg) and isinstance(v, Reg):
             kind = float if isinstance(f, FloatOrReg) else int
             out.append(Operand(f, "r", reg=v, classes=frozenset({kind})))
@@ -96,14 +96,16 @@ def operands(ins: Instruction, pure: bool, special: Callable[[Any, int], int]) -
     return out
 
 
-def _register(f: Any, v: Reg | None, pure: bool, special: Callable[[Any, int], int]) -> Operand:
+def _register(f: Any, v: Reg | None, pure: bool, machine: Any, pc: int) -> Operand:
     if f.dest and not f.both:
         o = Operand(f, "k", None if pure else v, reg=v if v is not None and v.bank != SPECIAL else None, writes=True)
         return o
     if v is None:
         return Operand(f, "k", None, writes=f.both)
     if v.bank == SPECIAL:
-        return Operand(f, "g", lambda ctx, n=v.index: special(ctx, n))
+        if v.index == 0:
+            return Operand(f, "k", pc)
+        return Operand(f, "g", lambda ctx: machine.read_special(ctx, v.index))
     if f.kinds == ("state",) or (pure and "state" in f.kinds and set(f.kinds) <= {"state", "null"}):
         return Operand(f, "s" if pure else "r", reg=v, writes=f.both, classes=classes_of(("state", "null")
                        if f.both or "null" in f.kinds else ("state",)))
@@ -113,9 +115,9 @@ def _register(f: Any, v: Reg | None, pure: bool, special: Callable[[Any, int], i
 _factories: dict[tuple, Callable[..., Handler]] = {}
 
 
-def value_handler(ins: Instruction, xp: Any, nxt: int, stop: Any, machine: Any) -> Handler:
+def value_handler(ins: Instruction, pc: int, xp: Any, nxt: int, stop: Any, machine: Any) -> Handler:
     """The handler of a value-route instruction."""
-    ops = operands(ins, True, machine.read_special)
+    ops = operands(ins, True, machine, pc)
     results = [o for o in ops if o.writes]
     scalar_only = ins.op.code == 0x7C or all(o.classes <= SCALARS for o in ops if o.code == "r")
     fast = ins.op.code in (0x7C, 0x0C)

@@ -93,7 +93,7 @@ class Interpreter:
         if op.route == "value":
             if "constant" in op.reads:
                 return self._constant(ins, nxt), None
-            return binding.value_handler(ins, self.xp, nxt, self.stop, self.machine), None
+            return binding.value_handler(ins, self.image.pcs[i], self.xp, nxt, self.stop, self.machine), None
         if op.route == "control":
             if op.control == "next":
                 return (lambda ctx: nxt), None
@@ -132,7 +132,7 @@ class Interpreter:
         return self.image.index_of.get(pc, len(self.image.pcs))
 
     def _control(self, i: int, ins: Any, nxt: int) -> Handler:
-        ops = binding.operands(ins, False, self.machine.read_special)
+        ops = binding.operands(ins, False, self.machine, self.image.pcs[i])
         m, body, index_of = self.machine, ins.op.body, self.image.index_of
 
         def run(ctx: Context) -> int:
@@ -147,7 +147,7 @@ class Interpreter:
         return run
 
     def _machine(self, i: int, ins: Any, nxt: int) -> Handler:
-        ops = binding.operands(ins, False, self.machine.read_special)
+        ops = binding.operands(ins, False, self.machine, self.image.pcs[i])
         m, body, put = self.machine, ins.op.body, binding.put
         dests = [ins.args.get(o.name) for o in ops if o.writes and o.code != "h"]
 
@@ -211,6 +211,7 @@ class Interpreter:
         """Execute until the budget is used up at a poll point, the stop word is set, or the context asks to leave.
 
         Traps end the context (`ctx.trap`); other errors propagate.  ctx.index and ctx.retired are exact on return."""
+        self.machine.ctx = ctx
         if self.counts is not None:
             return self._run_profiled(ctx, budget)
         handlers, slow, stop = self.handlers, self.slow, self.stop
@@ -246,7 +247,7 @@ class Interpreter:
 
     def run_exactly(self, ctx: Context, count: int) -> None:
         """Execute `count` instructions (fewer if the context ends, blocks or the stop word is set); no regions."""
-        ctx.leave = False
+        ctx.leave, self.machine.ctx = False, ctx
         for _ in range(count):
             i = ctx.index
             if not self._one(ctx, i) or ctx.leave or self.stop.raised:

@@ -17,7 +17,7 @@ from m3jit.isa.control import MAX_CALL_DEPTH
 from m3jit.isa.fields import Reg
 from m3jit.isa.memory import WHOLE
 from m3jit.isa.table import Instruction
-from m3jit.isa.types import Tensor
+from m3jit.isa.types import NEW_STATE, Tensor
 from m3jit.vm import binding
 from m3jit.vm.context import DONE, KILLED, PRIORITIES, Context, Frame
 from m3jit.vm.interpreter import holds
@@ -100,17 +100,17 @@ class Machine(StreamsView, ModelsView, SystemView):
         binding.put(self.ctx, reg, value)
 
     def read_special(self, ctx: Context, n: int) -> int:
-        """A special register."""
-        known = {0: lambda: self.vm.image.pcs[ctx.index], 1: lambda: ctx.depth, 3: lambda: ctx.id, 4: lambda: 0,
+        """A special register other than SP0, the pc, which is a constant of the instruction that reads it."""
+        known = {1: lambda: ctx.depth, 3: lambda: ctx.id, 4: lambda: 0,
                  5: lambda: 0, 6: lambda: ctx.deadline, 7: lambda: 0, 8: lambda: 0, 9: lambda: 1, 10: lambda: 1}
         if n not in known:
             raise OperandError(f"special register SP{n} ({SPECIAL_NAMES[n]}) is not available on this machine")
         return known[n]()
 
     def state_in(self, ctx: Context, operand: Any, handle: Handle | None) -> Any:
-        """The state a handle names (None: the register was never written)."""
+        """The state a handle names; NEW_STATE where the register was never written."""
         if handle is None:
-            return None
+            return NEW_STATE
         state = ctx.states.get(handle.id)
         if state is None:
             raise OperandError(f"{operand.register} ({operand.name}) names {handle.what} #{handle.id}, which does not "
@@ -119,7 +119,7 @@ class Machine(StreamsView, ModelsView, SystemView):
 
     def state_out(self, ctx: Context, operand: Any, handle: Handle | None, state: Any) -> None:
         """Store the new value of a state; a register that held nothing gets a new handle."""
-        if state is None:
+        if state is None or state is NEW_STATE:
             return
         if handle is None:
             handle = self.new_handle(ctx, state)

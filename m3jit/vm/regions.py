@@ -33,7 +33,9 @@ def eager_namespace(machine: Any) -> Any:
     class MachineXp(EagerXp):
         """The eager namespace with the machine behind it."""
 
-        def read_memory(self, address: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+        def read_block(self, address: int, shape: tuple[int, ...], dtype: Any) -> Any:
             """A block of addressed memory as a tensor."""
+            if any(d < 0 for d in shape):
+                raise self.error(f"shape {list(shape)} of a block in memory; every dimension must be given")
             return machine.ctx.memory.read_tensor(address, dtype, shape)
     return MachineXp()
