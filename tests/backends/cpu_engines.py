@@ -28,7 +28,8 @@ def canonical(a: np.ndarray) -> np.ndarray:
     return a
 
 
-def check(kernel: Kernel, args: Sequence[Any], levels: Sequence[str] = LEVELS, threads: Sequence[int] = (1, 2, 3)) -> None:
+def check(kernel: Kernel, args: Sequence[Any], levels: Sequence[str] = LEVELS,
+          threads: Sequence[int] = (1, 2, 3)) -> None:
     """Runs `kernel` at every level and thread count and on the NumPy model; all written bytes must be equal."""
     expected = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
     run_kernel(kernel, expected)

@@ -140,7 +140,8 @@ def random_kernel(seed: int) -> tuple[Kernel, list]:
     b.set_grid((n + (lanes - 1)) // lanes)
     base = b.group * lanes
     inside = b.in_range(base, n)
-    pools = {"f32": [b.load_lanes("f32", x, base, mask=inside), b.load_lanes("f16", y, base, mask=inside), k, b.f32(0.75)],
+    pools = {"f32": [b.load_lanes("f32", x, base, mask=inside), b.load_lanes("f16", y, base, mask=inside), k,
+                     b.f32(0.75)],
              "i32": [b.load_lanes("i32", p, base, mask=inside), b.lane, b.i32(5), b.i32(-3)]}
 
     def pick(t):
@@ -174,8 +175,8 @@ def random_kernel(seed: int) -> tuple[Kernel, list]:
     b.store_lanes("bf16", r, base, pools["f32"][-1] + 0.0, mask=inside)
     size = int(rng.integers(1, 200))
     x = rng.standard_normal(size).astype(np.float32)
-    return b.finish(), [x, rng.standard_normal(size).astype(np.float16), rng.integers(-2**31, 2**31, size).astype(np.int32),
-                        np.zeros(size, np.float32), np.zeros(size, np.int32), np.zeros(size, np.uint16), size, 1.25]
+    return b.finish(), [x, rng.standard_normal(size).astype(np.float16),
+                        rng.integers(-2**31, 2**31, size).astype(np.int32), np.zeros(size, np.float32), np.zeros(size, np.int32), np.zeros(size, np.uint16), size, 1.25]
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -79,7 +79,8 @@ def test_gather_and_scatter(dtype, lanes, index):
     rng, n = np.random.default_rng(5), 3 * lanes
     t = np.int32 if index == "i32" else np.int64
     check(kernel, [rng.permutation(n).astype(t), rng.integers(0, n, n).astype(t),
-                   (rng.random(n) < 0.6).astype(np.uint8), source(dtype, n), source(dtype, n, 1), source(dtype, n, 2), 3])
+                   (rng.random(n) < 0.6).astype(np.uint8), source(dtype, n), source(dtype, n, 1), source(dtype, n, 2),
+                   3])
 
 
 @pytest.mark.parametrize("lanes", (16, 64))

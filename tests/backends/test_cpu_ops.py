@@ -16,7 +16,8 @@ SPECIAL = {
                      16777217.0, 3.1415927, 1e10, 65504.0], np.float32),
     "f64": np.array([0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.49999999999999994, np.inf, -np.inf,
                      np.nan, 5e-324, -5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, 4503599627370495.5,
-                     4503599627370496.0, -4503599627370495.5, 1.0000000596046448, 1.0000001788139343, 3.4028235677973366e38,
+                     4503599627370496.0, -4503599627370495.5, 1.0000000596046448, 1.0000001788139343,
+                     3.4028235677973366e38,
                      7.006492321624085e-46, 1e10], np.float64),
     "i32": np.array([0, 1, -1, 2, 127, 128, 255, 256, -128, 0x7FFFFFFF, -0x80000000, 0x80FF7F01 - (1 << 32), 16777217,
                      0x01020304, -2, 65535, 7], np.int32),
@@ -37,7 +38,8 @@ def operands(type: str, seed: int) -> list[np.ndarray]:
         bits = 8 * s.itemsize
 
         def random():
-            return (rng.integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1, n) >> rng.integers(0, bits, n)).astype(s.dtype)
+            wide = rng.integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1, n)
+            return (wide >> rng.integers(0, bits, n)).astype(s.dtype)
     third = s[rng.integers(0, len(s), len(pairs))]
     return [np.concatenate([x, random()]) for x in (s[pairs[:, 0]], s[pairs[:, 1]], third)]
 
@@ -185,20 +187,32 @@ def test_fma_halfway_cases():
     assert got[some].tobytes() == np.array(expected, np.float32).tobytes()
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_dot4_extremes(level):
-    """255 * -128 four times: pmaddubsw would saturate."""
-    b = Builder("dot4", 16)
-    p, o = b.ptr("p", "r", "i32"), b.ptr("o", "w", "i32")
-    b.set_grid(1)
-    v = b.load_lanes("i32", p, 0)
-    b.store_lanes("i32", o, 0, b.dot4(b.i32(5), v, b.i32(-0x7F7F7F80)))
+@pytest.mark.parametrize("mask", (-1, 0x7F7F7F7F, 0x0F0F0F0F))
+@pytest.mark.parametrize("lanes", (16, 64))
+def test_dot4_extremes(lanes, mask):
+    """All pairs of extreme bytes, with weights of 8, 7 and 4 bits: 255 * -128 four times would saturate pmaddubsw."""
+    b = Builder("dot4", lanes)
+    p, q, o = b.ptr("p", "r", "i32"), b.ptr("q", "r", "i32"), b.ptr("o", "w", "i32")
+    b.set_grid(b.scalar("groups"))
+    at = b.group * lanes
+    u, s = b.load_lanes("i32", p, at), b.load_lanes("i32", q, at)
+    part = (u & mask) | (b.lshr(u, 4) & (mask & 0x0F0F0F0F))
+    b.store_lanes("i32", o, at, b.dot4(b.dot4(b.lane, u & mask, s), part, s))
     kernel = b.finish()
-    u8 = np.full(64, 255, np.uint8)
-    s8 = np.array([-0x7F7F7F80], np.int32).view(np.int8).astype(np.int64)
-    out = np.zeros(16, np.int32)
-    engine(level).kernel(kernel)([u8.view(np.int32), out])
-    assert (out == 5 + int(255 * s8.sum())).all()
+    bytes_ = np.array([0, 1, 127, 128, 129, 255], np.uint8)
+    pairs = np.array(list(itertools.product(bytes_, bytes_)))
+    rng = np.random.default_rng(0)
+    u = np.concatenate([np.repeat(pairs[:, 0], 4), rng.choice(bytes_, 4 * 28)]).view(np.int32)
+    s = np.concatenate([np.repeat(pairs[:, 1], 4), rng.choice(bytes_, 4 * 28)]).view(np.int32)
+    check(kernel, [u, s, np.zeros(64, np.int32), 64 // lanes])
+    signed = s.view(np.int8).astype(np.int64).reshape(-1, 4)
+    first = ((u & mask).view(np.uint8).astype(np.int64).reshape(-1, 4) * signed).sum(1)
+    joined = (u & mask) | ((u.view(np.uint32) >> 4).view(np.int32) & (mask & 0x0F0F0F0F))
+    expected = np.arange(64) % lanes + first + (joined.view(np.uint8).astype(np.int64).reshape(-1, 4) * signed).sum(1)
+    for level in LEVELS:
+        out = np.zeros(64, np.int32)
+        engine(level).kernel(kernel)([u, s, out, 64 // lanes])
+        assert (out == expected).all(), level
 
 
 def test_memory_types_are_all_known():

@@ -1,4 +1,4 @@
-"""Facts about a kernel that decide how it is rendered: which lanes are read, which masks guard it, register pressure."""
+"""Facts about a kernel that decide how it is rendered: lanes that are read, masks that guard it, register pressure."""
 from __future__ import annotations
 
 from typing import Sequence

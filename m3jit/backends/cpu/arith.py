@@ -6,7 +6,6 @@ from m3jit.backends.cpu.numeric import Form, SCALAR, intrinsic
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.backends.cpu.text import BITS, LLVM_TYPE, Writer
 from m3jit.backends.cpu.values import Lanes, Val
-from m3jit.ir.loop import Value
 
 _INT = {"add": "add", "sub": "sub", "mul": "mul", "idiv": "sdiv", "irem": "srem", "and": "and", "or": "or",
         "xor": "xor", "shl": "shl", "lshr": "lshr", "ashr": "ashr"}
@@ -32,14 +31,19 @@ class Arith:
             if type in ("i32", "i64"):
                 v.index = op in _KEEPS_INDEX and all(a.index for a in args if a.type != "b1")
                 v.bound = op in ("add", "sub") and all(a.bound for a in args)
+                v.bytes7 = _bytes7(op, args)
             return v
         symbolic = self._affine(op, type, args) or self._prefix(op, args)
         if symbolic is not None:
             return symbolic
+        if op == "dot4":
+            attrs = {"bytes7": args[1].bytes7}
         columns = [self.lanes.parts(a) for a in args]
         parts = [emit(self.w, self.part_form, self.target, op, type, args[0].type, [c[j] for c in columns], attrs)
                  if live[j] else "poison" for j in range(self.lanes.count)]
-        return self.lanes.varying(type, parts)
+        v = self.lanes.varying(type, parts)
+        v.bytes7 = _bytes7(op, args)
+        return v
 
     def _uniform(self, op: str, type: str, *args: Val) -> Val:
         return self.pure(op, type, list(args), {"to": type}, [])
@@ -108,6 +112,11 @@ class Arith:
         return self.lanes.prefix(left if t == "i32" else w.op(f"trunc i64 {left} to i32"))
 
 
+def _bytes7(op: str, args: list[Val]) -> bool:
+    """Are the result's bytes known to be 0 .. 127?  True of nibbles and the like, made with `and` and `or`."""
+    return op == "and" and any(a.bytes7 for a in args) or op == "or" and all(a.bytes7 for a in args)
+
+
 def emit(w: Writer, F: Form, target: CpuTarget, op: str, type: str, operand: str, x: list[str], attrs: dict) -> str:
     """One scalar or vector operation.  `type` and `operand`: loop-IR types of the result and of the first operand."""
     t = F.t(LLVM_TYPE[operand])
@@ -151,7 +160,7 @@ def emit(w: Writer, F: Form, target: CpuTarget, op: str, type: str, operand: str
         case "cvt":
             return convert(w, F, operand, attrs["to"], x[0])
         case "dot4":
-            return dot4(w, F, target, *x)
+            return dot4(w, F, target, *x, bytes7=attrs.get("bytes7", False))
     raise NotImplementedError(f"CPU renderer: no operation {op} on {operand}")
 
 
@@ -191,14 +200,22 @@ _PMADDWD = {16: ("avx512bw", "llvm.x86.avx512.pmaddw.d.512"), 8: ("avx2", "llvm.
             4: ("sse2", "llvm.x86.sse2.pmadd.wd")}
 
 
-def dot4(w: Writer, F: Form, target: CpuTarget, acc: str, a: str, b: str) -> str:
-    """acc + sum over 4 bytes of u8(a) * s8(b), exact in i32 (wrapping)."""
+def dot4(w: Writer, F: Form, target: CpuTarget, acc: str, a: str, b: str, bytes7: bool = False) -> str:
+    """acc + sum over 4 bytes of u8(a) * s8(b), exact in i32 (wrapping).  bytes7: the bytes of a are 0 .. 127."""
     n, i32 = F.width, F.t("i32")
     if n in _VPDPBUSD and _has_vnni(target, n):
         t8 = f"<{4 * n} x i8>"
         u, s = (w.op(f"bitcast {i32} {v} to {t8}") for v in (a, b))
         return w.call(i32, f"llvm.x86.avx512.vpdpbusd.{_VPDPBUSD[n]}", f"{i32} {acc}, {t8} {u}, {t8} {s}",
                       f"{i32}, {t8}, {t8}")
+    if bytes7 and n == 8 and target.has("avx2"):
+        # 2 * 127 * -128 fits 16 bits: with bytes up to 127 pmaddubsw is exact (it saturates only beyond)
+        u, s = (w.op(f"bitcast {i32} {v} to <32 x i8>") for v in (a, b))
+        pairs = w.call("<16 x i16>", "llvm.x86.avx2.pmadd.ub.sw", f"<32 x i8> {u}, <32 x i8> {s}",
+                       "<32 x i8>, <32 x i8>")
+        quads = w.call(i32, "llvm.x86.avx2.pmadd.wd", f"<16 x i16> {pairs}, <16 x i16> splat (i16 1)",
+                       "<16 x i16>, <16 x i16>")
+        return w.op(f"add {i32} {acc}, {quads}")
     if n in _PMADDWD and target.has(_PMADDWD[n][0]):
         # bytes 0 and 2, then 1 and 3, widened to 16 bits: pmaddwd of those cannot saturate, pmaddubsw could
         t16, eight = f"<{2 * n} x i16>", "splat (i16 8)"
@@ -230,6 +247,3 @@ def part_is_live(lanes: Lanes, needed: int) -> list[bool]:
     """For each part: does the lane set `needed` (a bit mask) touch it?"""
     mask = (1 << lanes.per_part) - 1
     return [bool(needed >> (j * lanes.per_part) & mask) for j in range(lanes.count)]
-
-
-__all__ = ["Arith", "emit", "convert", "dot4", "part_is_live", "Value"]

@@ -1,11 +1,11 @@
 """Disk cache of compiled code.
 
-Where: $M3JIT_CACHE_DIR, else $XDG_CACHE_HOME/m3jit, else ~/.cache/m3jit; below it `cpu/`.  One file per object, named by
-the hash of everything that can change it (the caller's key).  Files are written beside their place and renamed, so that
+Where: $M3JIT_CACHE_DIR, else $XDG_CACHE_HOME/m3jit, else ~/.cache/m3jit; below it `cpu/`.  One file per object, named
+by the hash of everything that can change it (the caller's key).  Files are written beside their place and renamed, so that
 a reader sees a whole file or none, from any number of processes; each carries a checksum, and a file that fails it is
 removed and compiled anew.  The least recently used files go when the total exceeds the limit ($M3JIT_CACHE_MB, default
-512).  A directory that cannot be written (or M3JIT_CACHE_DIR set to the empty string) turns the cache off: `reason` says
-why.
+512).  A directory that cannot be written (or M3JIT_CACHE_DIR set to the empty string) turns the cache off: `reason`
+says why.
 """
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DiskCache:
             return None
         head = len(_MAGIC) + _DIGEST
         body = data[head:]
-        if data[:len(_MAGIC)] != _MAGIC or hashlib.blake2b(body, digest_size=_DIGEST).digest() != data[len(_MAGIC):head]:
+        if data[:head] != _header(body):
             self.corrupt += 1
             _remove(path)
             return None
@@ -85,7 +85,7 @@ class DiskCache:
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
             try:
                 with os.fdopen(handle, "wb") as f:
-                    f.write(_MAGIC + hashlib.blake2b(body, digest_size=_DIGEST).digest() + body)
+                    f.write(_header(body) + body)
                 os.replace(name, path)
             except BaseException:
                 _remove(Path(name))
@@ -128,6 +128,10 @@ class DiskCache:
     def clear(self) -> None:
         for _, _, path in self.entries():
             _remove(path)
+
+
+def _header(body: bytes) -> bytes:
+    return _MAGIC + hashlib.blake2b(body, digest_size=_DIGEST).digest()
 
 
 def _remove(path: Path) -> None:

@@ -4,23 +4,24 @@ API (everything others call)
 ----------------------------
 ::
 
-    engine = Engine("native")                 # or "baseline", "avx2", "avx512", or a CpuTarget
-    region = engine.region(plan)              # compiles what is not compiled or cached; the same plan object is kept
-    exit = region.run(frame, nthreads=2)      # frame: C-contiguous np.int64 array of >= plan.words words, kept alive by
-                                              # the caller; sets frame[FrameWord.RETIRED], [EXIT]; returns the exit number
-    call = region.bind(frame, nthreads=2)     # the same launch prepared: `exit = call()` costs about 0.3 us
-    region.address                            # void region(i64 thread, i64 nthreads, ptr frame, ptr sync): for C, numba;
-                                              # with nthreads 1 sync may be null
-    region.call_address, call.argument        # i64 launch(ptr argument): a bound launch for native callers (uses the pool)
+    engine = Engine("native")             # or "baseline", "avx2", "avx512", or a CpuTarget
+    region = engine.region(plan)          # compiles what is not compiled or cached; the same plan object is kept
+    exit = region.run(frame, nthreads=2)  # frame: C-contiguous np.int64 array of >= plan.words words, kept alive by the
+                                          # caller; sets frame[RETIRED] and frame[EXIT]; returns the exit number
+    call = region.bind(frame, nthreads=2) # the same launch prepared: `exit = call()` costs about 0.3 us
+    region.address                        # void region(i64 thread, i64 nthreads, ptr frame, ptr sync): for C and numba;
+                                          # with nthreads 1 sync may be null
+    region.call_address, call.argument    # i64 launch(ptr argument): the bound launch for native callers (uses the pool)
 
-    f = engine.kernel(kernel)                 # for tests and tools: one kernel alone
-    f(args, nthreads=1)                       # args: one entry per kernel parameter, NumPy arrays (written in place) for
-                                              # ptr, Python numbers for scalars
+    f = engine.kernel(kernel)             # for tests and tools: one kernel alone
+    f(args, nthreads=1)                   # args: one entry per kernel parameter; NumPy arrays (written in place) for
+                                          # ptr, Python numbers for scalars
 
-    engine.supports(kernel)                   # bool;  engine.refusal(kernel) -> str | None says why not
-    engine.llvm_ir(kernel_or_plan)            # text
-    engine.assembly(kernel_or_plan)           # text
-    engine.statistics                         # .compiled, .compile_ms, .cached, .cache_ms, .reused; str() is readable
+    engine.supports(kernel)               # bool;  engine.refusal(kernel) -> str | None says why not
+    engine.llvm_ir(kernel_or_plan)        # text
+    engine.assembly(kernel_or_plan)       # text
+    engine.statistics                     # .compiled .compile_ms .cached .cache_ms .reused; str() is readable
+    engine.cache.reason                   # why the disk cache is off, or ""
 
 A region whose plan has no parallel launch and no copy runs on the calling thread whatever nthreads says.  Calls release
 the interpreter lock.  Regions may be run from several Python threads at once: one of them gets the worker threads, the

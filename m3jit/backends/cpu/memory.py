@@ -1,7 +1,7 @@
 """Loads and stores: contiguous, gathered, masked, and the narrow types.
 
-Masked-off lanes never touch memory.  Where the level has a masked instruction for the element size it is used; elsewhere
-a full mask takes plain vector accesses and a partial one goes through a small buffer on the stack.
+Masked-off lanes never touch memory.  Where the level has a masked instruction for the element size it is used;
+elsewhere a full mask takes plain vector accesses and a partial one goes through a small buffer on the stack.
 """
 from __future__ import annotations
 
@@ -253,7 +253,8 @@ class Memory:
             mask = None
         F, w = self.form, self.w
         indices, it, vt = self.lanes.parts(index), F.t(LLVM_TYPE[index.type]), F.t(raw)
-        if F.width > 1 and size >= 4 and (self.target.vector_bits == 512 or (mask is not None and self.target.has("avx2"))):
+        native = self.target.vector_bits == 512 or (mask is not None and self.target.has("avx2"))
+        if native and F.width > 1 and size >= 4:
             masks = self.lanes.parts(mask) if mask is not None else [F.k("i1", "true")] * self.lanes.count
             m = F.mangled(_SHORT.get(raw, raw))
             loaded = []

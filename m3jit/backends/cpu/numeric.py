@@ -104,8 +104,8 @@ def f32_to_bf16(w: Writer, F: Form, x: str) -> str:
 
 
 def fma32_through_f64(w: Writer, F: Form, a: str, b: str, c: str) -> str:
-    """fma of floats without an fma instruction: the product is exact in f64; the sum is rounded to odd (TwoSum gives the
-    discarded part), which makes the last rounding to f32 the only one that counts (Boldo and Melquiond 2008)."""
+    """fma of floats without an fma instruction: the product is exact in f64; the sum is rounded to odd (TwoSum gives
+    the discarded part), which makes the last rounding to f32 the only one that counts (Boldo and Melquiond 2008)."""
     d, i, f, m = F.t("double"), F.t("i64"), F.t("float"), F.t("i1")
     x, y, z = (w.op(f"fpext {f} {v} to {d}") for v in (a, b, c))
     p = w.op(f"fmul {d} {x}, {y}")

@@ -5,8 +5,8 @@ once however many regions use it.  With nth = 1 `sync` is not touched and may be
 
 The floating-point control word is set on entry (round to nearest, denormals kept) and restored on exit.
 
-Polls: with one thread each reads the stop word.  With several, thread 0 reads it and all meet at a barrier; a loop without
-launches would spend its time in barriers, so there only every 256th poll meets.  The budget is compared at every poll.
+Polls: with one thread each reads the stop word.  With several, thread 0 reads it and all meet at a barrier; a loop
+without launches would spend its time in barriers, so there only every 256th poll meets.  The budget is compared at every poll.
 """
 from __future__ import annotations
 
@@ -209,7 +209,8 @@ class _RegionRenderer:
                 self._launch(s)
             case Barrier():
                 w.line("store i64 0, ptr %quiet")
-                self._when("%multi", lambda: w.call("void", "m3_barrier", "ptr %sync, i64 %nth", "ptr, i64", " nounwind"))
+                self._when("%multi", lambda: w.call("void", "m3_barrier", "ptr %sync, i64 %nth", "ptr, i64",
+                                                    " nounwind"))
             case StoreFrame():
                 self._when("%first", lambda: self._store_frame(s))
             case Copy():
@@ -256,14 +257,16 @@ class _RegionRenderer:
             if (p.kind, a.type) == ("i32", "i64"):
                 x = w.op(f"trunc i64 {x} to i32")
             elif p.kind != a.type:
-                raise PlanError(f"plan {self.plan.name}: {k.name} takes {p.name} as {p.kind}, the launch gives {a.type}")
+                raise PlanError(f"plan {self.plan.name}: {k.name} takes {p.name} as {p.kind}, "
+                                f"the launch gives {a.type}")
             args.append(f"{LLVM_TYPE[p.kind]} {x}")
         w.line("store i64 0, ptr %quiet")
         symbol, types = kernel_symbol(self.digest(k)), kernel_signature(k)
         if s.parallel:
             w.call("void", symbol, ", ".join(["i64 %tid", "i64 %nth", *args]), types, " nounwind")
         else:
-            self._when("%first", lambda: w.call("void", symbol, ", ".join(["i64 0", "i64 1", *args]), types, " nounwind"))
+            alone = ", ".join(["i64 0", "i64 1", *args])
+            self._when("%first", lambda: w.call("void", symbol, alone, types, " nounwind"))
 
     def _copy(self, s: Copy) -> None:
         """Thread t copies bytes [t * chunk, (t + 1) * chunk), chunk a multiple of 64."""

@@ -4,7 +4,8 @@ Thread tid of nth computes groups [G*tid/nth, G*(tid+1)/nth).  Three things are 
 result:
 
 * **passes**: a kernel whose lanes never meet is computed a few machine vectors at a time, so that its values stay in
-  registers (64 lanes of a long expression would need 16 registers per value on SSE2);
+  registers (64 lanes of a long expression would need 16 registers per value on SSE2).  This relies on what "r" says:
+  memory of such a parameter is not written by the launch, except by the lane that read it (in place, same index);
 * **versions**: where masks depend only on the group, a group with every lane active runs a body without masks;
 * **dead lanes**: vectors that only `first` would drop are not computed.
 

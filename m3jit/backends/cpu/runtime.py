@@ -11,8 +11,8 @@ Memory shared by the threads of one pool (byte offsets; every group on its own 1
                   +64 done (i32)
 
 `launch(call)` takes one pointer to {pool, function, frame, threads} and returns the frame's EXIT word.  It runs
-`function(thread, threads, frame, pool)` on this thread (as thread 0) and on workers 1 .. threads-1.  If another launch is
-running in the pool, this one runs alone on the calling thread: the bytes are the same.
+`function(thread, threads, frame, pool)` on this thread (as thread 0) and on workers 1 .. threads-1.  If another launch
+is running in the pool, this one runs alone on the calling thread: the bytes are the same.
 
 Waiting: a few pause instructions, then sched_yield (a busy neighbour must not cost a time slice), and for workers with
 nothing to do a futex sleep.
@@ -76,8 +76,10 @@ define internal void @wake(ptr %word) nounwind noinline {{
 
 def runtime_text(target: CpuTarget) -> str:
     """IR of the support functions: m3_barrier, m3_agree, m3_worker, m3_launch, m3_stop."""
-    declare, pause = ("declare void @llvm.x86.sse2.pause()\n", "call void @llvm.x86.sse2.pause()") \
-        if target.arch == "x86_64" else ("declare void @llvm.aarch64.hint(i32)\n", "call void @llvm.aarch64.hint(i32 1)")
+    if target.arch == "x86_64":
+        declare, pause = "declare void @llvm.x86.sse2.pause()\n", "call void @llvm.x86.sse2.pause()"
+    else:
+        declare, pause = "declare void @llvm.aarch64.hint(i32)\n", "call void @llvm.aarch64.hint(i32 1)"
     return declare + "declare i32 @sched_yield()\n" + _sleep_text() + _BARRIER.replace("PAUSE", pause).replace(
         "SPINS", str(_BARRIER_SPINS)) + _WORKER.replace("PAUSE", pause).replace(
         "SPINS", str(_IDLE_SPINS)).replace("YIELDS", str(_IDLE_YIELDS)) + _LAUNCH.replace("PAUSE", pause).replace(

@@ -14,7 +14,7 @@ from m3jit.backends.cpu.text import LLVM_TYPE, Writer, literal
 class Val:
     """One value.  `scalar` set = uniform; `stride` set = affine; `count` set = prefix mask; `parts` = its vectors."""
 
-    __slots__ = ("type", "scalar", "const", "parts", "base", "stride", "count", "slot", "index", "bound")
+    __slots__ = ("type", "scalar", "const", "parts", "base", "stride", "count", "slot", "index", "bound", "bytes7")
 
     def __init__(self, type: str, scalar: str | None = None, parts: list[str] | None = None):
         self.type = type
@@ -27,6 +27,7 @@ class Val:
         self.slot: list | None = None      # where vectors of a lazy or uniform value are written
         self.index = False                 # uniform int made of group, loop and parameter arithmetic: adding a lane
         #                                    number to it cannot wrap
+        self.bytes7 = False                # i32 whose four bytes are known to be 0 .. 127
         self.bound = False                 # i32 known to be small: sign extension commutes with adding lanes
 
     @property
@@ -58,6 +59,7 @@ class Lanes:
     def constant(self, type: str, value) -> Val:
         v = Val(type, scalar=literal(type, value))
         v.const = value
+        v.bytes7 = type == "i32" and not value & 0x80808080
         v.index = v.bound = type in ("i32", "i64") and -(1 << 20) < value < (1 << 20)
         return v
 
