@@ -34,16 +34,16 @@ BLOCK_TYPE = _dtype_field(["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 
 
 @op(0x01, "TENSOR", shape="SHAPE", dtypes=ANY, positional=("shape", "dtype"), reads=("memory",),
-    key_aliases={"FROM": "source", "TYPE": "dtype"}, sample={"shape": (2, 3)})
-def tensor(xp, rd: Rd, value: R1("int", "float") = None, source: R2("int") = None, shape: Shape[0] = (),
+    key_aliases={"TYPE": "dtype"}, sample={"shape": (2, 3)})
+def tensor(xp, rd: Rd, value: R1("int", "float") = None, from_: R2("int") = None, shape: Shape[0] = (),
            dtype: PLAIN_TYPE[21] = "F32", fill: ExactF16()[22] = 0.0):
     """rd = a tensor of SHAPE and DTYPE whose elements are all FILL, or the number in the register `value`.
 
     FROM=rAddr: the elements are read from memory at that address instead, row-major, little-endian.  SHAPE entries may
     be registers.  Traps: a negative dimension, more than 5; an address range that cannot be read; a FILL that is not an
     integer for an integer dtype."""
-    if source is not None:
-        return xp.read_block(source, shape, DTYPES[dtype])
+    if from_ is not None:
+        return xp.read_block(from_, shape, DTYPES[dtype])
     return xp.full(shape, DTYPES[dtype], fill if value is None else value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from m3jit.isa.fields import (F32, R, R1, R2, R3, R4, U16, U32, Enum, Flag, IntOrReg, PayloadFlag, Precision, Rd)
+from m3jit.isa.fields import (F32, STATE, R, R1, R2, R3, R4, U16, U32, Enum, Flag, IntOrReg, PayloadFlag, Precision, Rd)
 from m3jit.isa.forms import ACTIVATIONS, FLOAT, WEIGHT, fused_act, in_f32, product, static, stored
 from m3jit.isa.reduce import mean_last
 from m3jit.isa.table import StateDoc, op
@@ -26,7 +26,7 @@ def _geometry(xp: Any, q: Any, heads: int, kv_heads: int, hdim: int) -> dict[str
 
 
 @op(0x02, "ATTN", shape="that of q", dtypes=FLOAT, state=KV_STATE, key_aliases=_HEAD_KEYS)
-def attn(xp, rd: Rd, q: R1, k: R2, v: R3, state: R4("state", both=True) = None, heads: U16[0] = 1, kv_heads: U16[2] = 0,
+def attn(xp, rd: Rd, q: R1, k: R2, v: R3, state: R4("state", both=True, banks=(STATE,)) = None, heads: U16[0] = 1, kv_heads: U16[2] = 0,
          hdim: U16[4] = 0, layer: U16[6] = 0, window: U32[8] = 0, scale: F32[12] = 0.0, softcap: F32[16] = 0.0,
          causal: PayloadFlag(0)[20] = False, past: R("int")[21] = None):
     """rd = softmax(SCALE q k^T) v for each head; query head h reads kv head h * KV_HEADS / HEADS.
@@ -169,7 +169,7 @@ def embed(xp, rd: Rd, ids: R1("tensor", "int"), table: R2):
     return xp.embed(ids, table)
 
 
-@op(0x19, "ROPE", shape="that of x", dtypes=FLOAT, key_aliases=_HEAD_KEYS)
+@op(0x19, "ROPE", shape="that of x", dtypes=FLOAT, key_aliases={"NHEADS": "heads", "HEAD_DIM": "hdim"})
 def rope(xp, rd: Rd, x: R1, pos: IntOrReg(fmt="i")[0, 4] = 0, hdim: U16[5] = 0,
          pairing: Enum("NEOX NORM")[7] = "NEOX", theta: F32[8] = 10000.0, scale: F32[12] = 1.0, factors: R[16] = None,
          heads: U16[17] = 0):
