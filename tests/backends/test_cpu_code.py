@@ -166,7 +166,7 @@ def random_kernel(seed: int) -> tuple[Kernel, list]:
     acc = b.var("f32", 0.5)
     with b.loop(0, n, int(rng.integers(40, 90))) as i:
         acc.set(b.fma(acc.get(), pick("f32"), b.load("f32", x, i)))
-        with b.if_(pick("i32") < pick("i32") if False else (i + b.group) % 3 < 2):
+        with b.if_((i + b.group) % 3 < 2):
             acc.set(acc.get() - pick("f32"))
     for _ in range(rng.integers(0, 4)):
         step()
@@ -176,7 +176,8 @@ def random_kernel(seed: int) -> tuple[Kernel, list]:
     size = int(rng.integers(1, 200))
     x = rng.standard_normal(size).astype(np.float32)
     return b.finish(), [x, rng.standard_normal(size).astype(np.float16),
-                        rng.integers(-2**31, 2**31, size).astype(np.int32), np.zeros(size, np.float32), np.zeros(size, np.int32), np.zeros(size, np.uint16), size, 1.25]
+                        rng.integers(-2**31, 2**31, size).astype(np.int32), np.zeros(size, np.float32),
+                        np.zeros(size, np.int32), np.zeros(size, np.uint16), size, 1.25]
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -11,7 +11,7 @@ API (everything others call)
     call = region.bind(frame, nthreads=2) # the same launch prepared: `exit = call()` costs about 0.3 us
     region.address                        # void region(i64 thread, i64 nthreads, ptr frame, ptr sync): for C and numba;
                                           # with nthreads 1 sync may be null
-    region.call_address, call.argument    # i64 launch(ptr argument): the bound launch for native callers (uses the pool)
+    region.call_address, call.argument    # i64 launch(ptr argument): the bound launch for native callers (uses workers)
 
     f = engine.kernel(kernel)             # for tests and tools: one kernel alone
     f(args, nthreads=1)                   # args: one entry per kernel parameter; NumPy arrays (written in place) for

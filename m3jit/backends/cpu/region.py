@@ -6,7 +6,7 @@ once however many regions use it.  With nth = 1 `sync` is not touched and may be
 The floating-point control word is set on entry (round to nearest, denormals kept) and restored on exit.
 
 Polls: with one thread each reads the stop word.  With several, thread 0 reads it and all meet at a barrier; a loop
-without launches would spend its time in barriers, so there only every 256th poll meets.  The budget is compared at every poll.
+without launches would spend its time in barriers, so there only every 256th poll meets.  The budget is compared at every one.
 """
 from __future__ import annotations
 

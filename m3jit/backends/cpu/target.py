@@ -1,7 +1,7 @@
 """CPU targets: which instruction set level the code is compiled for.
 
 Levels (x86-64): "baseline" (SSE2 only), "avx2" (x86-64-v3: AVX2, FMA, F16C), "avx512" (x86-64-v4 plus VNNI) and
-"native" (the host CPU with every feature it has).  On AArch64 the levels are "baseline" (ARMv8-A with NEON) and "native".
+"native" (the host CPU with all its features).  On AArch64 the levels are "baseline" (ARMv8-A with NEON) and "native".
 A level the host lacks cannot be run and is refused by `CpuTarget.for_level`; `CpuTarget.cross` makes a target that can
 only emit code (other architecture, or a higher level), for inspection.
 
