@@ -92,7 +92,8 @@ def measure(iterations: int = 20_000_000, rounds: int = 7) -> dict[str, Any]:
         if again != result:
             raise ArithmeticError(f"two runs of {iterations} iterations gave {result} and {again}")
     return {
-        "peer": f"wasmtime {metadata.version('wasmtime')}", "iterations": iterations, "rounds": rounds, "result": result,
+        "peer": f"wasmtime {metadata.version('wasmtime')}", "iterations": iterations, "rounds": rounds,
+        "result": result,
         "ns_per_iteration": statistics.median(samples), "best": min(samples), "worst": max(samples),
     }
 

@@ -2,7 +2,7 @@
 
     python tools/make_oracles.py MODEL.gguf [--only tokens greedy logits perplexity tiny] [--threads 2] [--check]
 
-MODEL is SmolLM2-135M-Instruct.Q4_1.gguf; its SHA-256 goes into every file. --check derives everything again and compares
+MODEL is SmolLM2-135M-Instruct.Q4_1.gguf; its SHA-256 goes into each file. --check derives everything again and compares
 it with the stored files instead of writing them (exit code 1 on a difference): the live run of the stored oracles.
 tests/oracles/README.md describes the files. Contexts have flash attention off and an f16 key/value cache; a prompt is
 one batch, generated tokens are fed one at a time.
@@ -112,7 +112,7 @@ class Maker:
         return out
 
     def perplexity(self) -> dict[str, Any]:
-        """Mean negative log-likelihood (nats) of positions 1..511 of consecutive windows, each from an empty context."""
+        """Mean negative log-likelihood (nats) of positions 1..511 of windows in a row, each from an empty context."""
         text = held_text()
         ids = self.peer.tokenize(text)[:WINDOW * WINDOWS]
         if len(ids) < WINDOW * WINDOWS:

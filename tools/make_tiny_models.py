@@ -1,10 +1,11 @@
 """Write tiny random llama-architecture GGUF models, one file for each weight type.
 
-The models have 2 layers, width 256, 4 query heads and 2 key/value heads of 64, feed-forward width 512, a vocabulary of
-512 byte-level BPE tokens, an output matrix of their own (not tied) and a context of 256. All matrices of a file have
-the file's weight type; norm gains are F32. Weights come from SplitMix64 over (seed, tensor name, element number), so
-files are a pure function of the seed and of the quantiser: F16, BF16, Q8_0, Q4_0 and Q4_1 are rounded by the gguf
-package from the same float32 weights; gguf cannot quantise to Q4_K and Q6_K, so those are drawn directly as random valid blocks.
+The models have 2 layers, width 256, 4 query heads and 2 key/value heads of 64, feed-forward width 512, a vocabulary
+of 512 byte-level BPE tokens, an output matrix of their own (not tied) and a context of 256. All matrices of a file
+have the file's weight type; norm gains are F32. Weights come from SplitMix64 over (seed, tensor name, element
+number), so files are a pure function of the seed and of the quantiser: F16, BF16, Q8_0, Q4_0 and Q4_1 are rounded by
+the gguf package from the same float32 weights; gguf cannot quantise to Q4_K and Q6_K, so those are drawn directly as
+random valid blocks.
 
 The files are made where they are needed and never stored; tests/oracles/tiny_logits.json.gz holds the SHA-256 of each
 and what llama.cpp computes with it.
