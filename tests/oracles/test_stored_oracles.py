@@ -34,7 +34,7 @@ def test_tiny_model_is_the_one_the_peer_ran(name: str, models: dict[str, Path]) 
 
 @pytest.mark.parametrize("name", make_tiny_models.TYPES)
 def test_float64_model_is_near_the_peer(name: str, models: dict[str, Path]) -> None:
-    """Two unrelated programs on the same file: a wrong block layout or rotation would be off by the logits' own size."""
+    """Two unrelated programs on the same file: a wrong block layout or rotation would be off by far more."""
     oracle = read("tiny_logits.json.gz")
     row = oracle["models"][name]
     exact = ReferenceLlama(models[name]).forward(oracle["prompt"])
