@@ -10,12 +10,12 @@ Parameter order of the kernel: input pointers, output pointers, [rows], columns,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 from m3jit.ir import scalar_math
 from m3jit.ir.loop import Builder, Kernel, Value
-from m3jit.ir.tensor import Dim, Node
+from m3jit.ir.passes.fuse import Group
+from m3jit.ir.tensor import Node
 from m3jit.isa import types as T
 
 CHUNK = 4096                      # elements of one group of a flat kernel
@@ -32,20 +32,34 @@ def compute_type(dtype: T.DType) -> str:
     return "b1" if dtype.kind == "bool" else "i64" if dtype is T.I64 else "i32"
 
 
-@dataclass(eq=False)
-class Group:
-    """nodes in order; inputs: (node, access) with access full | row | col | one; outputs are members."""
-    nodes: list[Node]
-    inputs: list[tuple[Node, str]] = field(default_factory=list)
-    outputs: list[Node] = field(default_factory=list)
-    scalars: list[Node] = field(default_factory=list)      # from_scalar nodes
-    flat: bool = True
-    columns: Dim = 1
+_built: dict[tuple, Kernel] = {}
 
 
 def build(group: Group, name: str) -> Kernel:
-    """The kernel of a group."""
-    return _Fused(group, name).build()
+    """The kernel of a group; equal groups share one."""
+    key = (name, *structure(group))
+    if key not in _built:
+        _built[key] = _Fused(group, name).build()
+    return _built[key]
+
+
+def structure(g: Group) -> tuple:
+    """Everything the kernel of a group depends on."""
+    ids: dict[Node, Any] = {n: ("in", i) for i, (n, _) in enumerate(g.inputs)}
+    ids |= {n: ("scalar", i) for i, n in enumerate(g.scalars)}
+
+    def operand(a: Node) -> Any:
+        if a.op == "imm":
+            return ("imm", a.dtype.name, repr(a.attrs["value"]))
+        return ids[a]
+    members = []
+    for i, n in enumerate(g.nodes):
+        attrs = tuple(sorted((k, repr(v)) for k, v in n.attrs.items()))
+        members.append((n.op, n.dtype.name, attrs, tuple(operand(a) for a in n.args)))
+        ids[n] = ("node", i)
+    columns = g.columns if isinstance(g.columns, int) else None
+    return (tuple((n.dtype.name, how) for n, how in g.inputs), tuple(n.dtype.name for n in g.scalars), tuple(members),
+            tuple(ids[n] for n in g.outputs), g.flat, columns if not g.flat else None)
 
 
 def is_reduce(n: Node) -> bool:

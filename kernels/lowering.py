@@ -80,6 +80,37 @@ def materialised(lw: Lowering, n: Node) -> Memory:
     return m
 
 
+# -- moves ------------------------------------------------------------------------------------------------------------
+
+BITS_OF = {1: "u8", 2: "u16", 4: "i32", 8: "i64"}
+
+
+@functools.cache
+def rows_kernel(memory: str) -> Kernel:
+    """x r, out w, first i64, count i64: out[i] = x[first + i] for i < count (elements; bits unchanged)."""
+    b = Builder(f"rows_{memory}", 64)
+    x, out = b.ptr("x", "r", memory), b.ptr("out", "w", memory)
+    first, count = b.scalar("first"), b.scalar("count")
+    b.set_grid((count + 4095) // 4096)
+    end = b.imin(b.group * 4096 + 4096, count)
+    with b.loop(b.group * 4096, end, 64) as at:
+        inside = b.in_range(at, end)
+        b.store_lanes(memory, out, at, b.load_lanes(memory, x, first + at, mask=inside), mask=inside)
+    return b.finish()
+
+
+@lowers("slice")
+def lower_slice(lw: Lowering, n: Node) -> None:
+    x, a = n.args[0], n.attrs
+    if a["axis"] != 0 or a["step"] != 1:
+        return lower_strided_slice(lw, n)
+    row = dim_mul(*x.shape[1:])
+    start = lw.scalar(n.args[1]) if a["start"] is None else lw.i64(a["start"])
+    first = lw.emit(Scalar("mul", "i64", (start, lw.dim(row))))
+    source, out = lw.of(x), lw.out(n)
+    lw.launch(rows_kernel(BITS_OF[x.dtype.nbytes]), [source, out, first, lw.dim(n.type.count())], [source], [out])
+
+
 # -- checks and elements ----------------------------------------------------------------------------------------------
 
 @functools.cache
@@ -209,3 +240,60 @@ def lower_attention(lw: Lowering, n: Node) -> None:
     lw.launch(attn.kv_append(a["kv_heads"], a["head_dim"], "F32", dense=True),
               [km, vm, pages, keys, lw.i64(0)], [km, vm], [pages])
     _attend(lw, n, [pages], pages, lw.scalar(past), keys, blocks, True)
+
+
+# -- tables, rotations, dots --------------------------------------------------------------------------------------------
+
+@lowers("embed")
+def lower_embed(lw: Lowering, n: Node) -> None:
+    from m3jit.kernels.embed import embed
+    ids, table = n.args
+    source, weights, out = materialised(lw, ids), lw.of(table), lw.out(n)
+    lw.launch(embed(table.dtype.name, MEMORY_OF[ids.dtype.name]),
+              [source, weights, out, lw.dim(ids.type.count()), lw.i64(table.shape[1])], [source], [out])
+
+
+@functools.cache
+def _frequencies(theta: float, head_dim: int, scale: float) -> T.Tensor:
+    """Frequencies times the position scale, as the primitive rounds them."""
+    import numpy as np
+    from m3jit.ir.rope_frequencies import rope_frequencies
+    return T.Tensor.of(rope_frequencies(theta, head_dim) * np.float32(scale))
+
+
+@lowers("rope")
+def lower_rope(lw: Lowering, n: Node) -> None:
+    from m3jit.kernels.rope import rope
+    x, pos, *factors = n.args
+    a = n.attrs
+    freq = lw.weight(_frequencies(a["theta"], a["head_dim"], a["scale"]), "raw")
+    source, out = lw.of(x), lw.out(n)
+    extra = [lw.of(f) for f in factors]
+    heads = x.shape[-1] // a["head_dim"]
+    lw.launch(rope(a["head_dim"], a["pairing"], bool(factors)),
+              [source, freq, *extra, out, lw.dim(rows_of(x)), lw.i64(heads), lw.scalar(pos)], [source, *extra], [out])
+
+
+@lowers("matmul")
+def lower_matmul(lw: Lowering, n: Node) -> None:
+    from m3jit.kernels.matmul import matmul_columns, matmul_rows
+    x, w = n.args
+    source, weights, out = lw.of(x), lw.of(w), lw.out(n)
+    k, cols = x.shape[-1], n.shape[-1]
+    kernel = (matmul_rows if n.attrs["transposed"] else matmul_columns)(w.dtype.name)
+    lw.launch(kernel, [source, weights, out, lw.dim(rows_of(n)), lw.dim(k), lw.dim(cols)], [source, weights], [out])
+
+
+@lowers("argmax")
+def lower_argmax(lw: Lowering, n: Node) -> None:
+    from m3jit.kernels.argmax import argmax_columns, argmax_rows
+    x, axis = n.args[0], n.attrs["axis"]
+    source, out = lw.of(x), lw.out(n)
+    memory = MEMORY_OF[x.dtype.name]
+    inner = dim_mul(*x.shape[axis + 1:])
+    outer = dim_mul(*x.shape[:axis])
+    if inner == 1:
+        lw.launch(argmax_rows(memory), [source, out, lw.dim(outer), lw.dim(x.shape[axis])], [source], [out])
+    else:
+        lw.launch(argmax_columns(memory), [source, out, lw.dim(outer), lw.dim(x.shape[axis]), lw.dim(inner)],
+                  [source], [out])

@@ -131,6 +131,7 @@ class Kernel:
     body: list[Value]
     grid: Value                    # uniform i64, its operands are in `prologue`
     prologue: list[Value]          # uniform statements that compute `grid`; run once per launch
+    _digest: str = ""
 
     def __str__(self) -> str:
         from m3jit.ir.loop_text import print_kernel
@@ -138,7 +139,9 @@ class Kernel:
 
     def digest(self) -> str:
         """Hash of structure (name and parameter names excluded by renumbering): equal kernels compile once."""
-        return hashlib.blake2b(canonical(self).encode(), digest_size=16).hexdigest()
+        if not self._digest:
+            self._digest = hashlib.blake2b(canonical(self).encode(), digest_size=16).hexdigest()
+        return self._digest
 
 
 class Builder:

@@ -276,6 +276,49 @@ class TraceXp:
             raise Untraceable("fill value in a register")
         return self.node("full", TensorType(dtype, shape), value=value)
 
+    def slice(self, x, axis: int, start, stop, step: int = 1):
+        """Positions start, start + step, .. below stop; a start held in a register must be visibly in range."""
+        x = self.tensor(x)
+        axis = self.axis(x, axis)
+        d = x.shape[axis]
+        if x.dtype.is_block or step < 1:
+            raise Untraceable("slice of a block type")
+        if isinstance(start, Node) and start.op == "const":
+            start = start.attrs["value"]
+        if isinstance(stop, Node) and stop.op == "const":
+            stop = stop.attrs["value"]
+        if isinstance(start, int) and isinstance(d, int) and (stop is None or isinstance(stop, int)):
+            stop = d if stop is None else stop
+            if not 0 <= start <= d or not start <= stop <= d:
+                raise Untraceable("slice outside the axis")
+            length: Dim = -(-(stop - start) // step)
+            args = [x]
+        else:
+            back, length = self._from_end(d, start, stop)
+            if step != 1 or axis != 0:
+                raise Untraceable("slice with a computed start on this axis")
+            args = [x, start if isinstance(start, Node) else self.const(start)]
+            start = None
+        shape = tuple(length if i == axis else n for i, n in enumerate(x.shape))
+        return self.node("slice", TensorType(x.dtype, shape), *args, axis=axis, start=start, step=step)
+
+    def _from_end(self, d: Dim, start, stop) -> tuple[int, int]:
+        """(rows from the end, length) of a window that starts at dim - back, back <= 2, as SLICE START=-1 gives it."""
+        def offset(v) -> int:
+            if isinstance(v, Node) and v.op == "add" and v.args[0].op == "dim" and v.args[0].attrs["dim"] == d and \
+                    v.args[1].op == "const":
+                return v.args[1].attrs["value"]
+            if isinstance(v, Node) and v.op == "add" and v.args[1].op == "const":
+                return offset(v.args[0]) + v.args[1].attrs["value"]
+            if isinstance(v, Node) and v.op == "dim" and v.attrs["dim"] == d:
+                return 0
+            raise Untraceable("slice start in a register")
+        first = offset(start)
+        last = 0 if stop is None else offset(stop)
+        if not -2 <= first <= last <= 0:
+            raise Untraceable("slice start in a register")
+        return -first, last - first
+
     # -- scalars ------------------------------------------------------------------------------------------------------
     def const(self, value: int | float) -> Node:
         return self.node("const", F64T if isinstance(value, float) else I64T, value=value)

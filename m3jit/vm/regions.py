@@ -1,29 +1,51 @@
 """Where the interpreter meets compiled code and the eager namespace; both come on first use."""
 from __future__ import annotations
 
-from typing import Any, Callable
+import functools
+import os
+from typing import Any
 
 from m3jit.errors import UnsupportedError
 
 INTERPRETER = "interpreter"
-_factories: dict[str, Callable[[Any, int | None], Any]] = {}
-
-
-def register(backend: str, factory: Callable[[Any, int | None], Any]) -> None:
-    """Make a backend known: factory(vm, threads) gives an object with the methods of `interpreter.Regions`."""
-    _factories[backend] = factory
+CPU_LEVELS = ("native", "avx512", "avx2", "baseline")
+BACKENDS = ("auto", INTERPRETER, "cpu", *(f"cpu:{level}" for level in CPU_LEVELS), "python", "numba")
+_PARTIAL = ("opencl", "cuda")
 
 
 def make(vm: Any, backend: str, threads: int | None) -> Any:
-    """The compiled regions of a machine, None for the interpreter alone.  "auto": the CPU backend when it is there."""
+    """The compiled regions of a machine, None for the interpreter alone.
+
+    "auto" compiles for this CPU what is worth it; "cpu" (or cpu:LEVEL), "python" and "numba" compile everything that
+    can be compiled, at once."""
     if backend == INTERPRETER:
         return None
-    if backend == "auto":
-        factory = _factories.get("cpu")
-        return factory(vm, threads) if factory is not None else None
-    if backend not in _factories:
-        raise UnsupportedError(f"no backend {backend!r}; available: {', '.join([INTERPRETER, *sorted(_factories)])}")
-    return _factories[backend](vm, threads)
+    if backend in _PARTIAL:
+        raise UnsupportedError(f"backend {backend}: runs single kernels only in this version, not whole programs; "
+                               f"use --backend cpu")
+    if backend not in BACKENDS:
+        raise UnsupportedError(f"no backend {backend!r}; available: {', '.join(BACKENDS)}")
+    from m3jit.vm.jit import Compiler, Jit
+    n = threads or len(os.sched_getaffinity(0))
+    compiler = Compiler(engine(backend), weights(), n, name=backend)
+    return Jit(vm.image, vm.machine, compiler, vm.stop_word, eager=backend != "auto")
+
+
+@functools.cache
+def engine(backend: str) -> Any:
+    """The code generator of a backend; one for the process, with what it has compiled."""
+    if backend in ("python", "numba"):
+        from m3jit.backends.python.engine import PythonEngine
+        return PythonEngine("plain" if backend == "python" else "numba")
+    from m3jit.backends.cpu.engine import Engine
+    return Engine(backend.partition(":")[2] or os.environ.get("M3JIT_CPU", "native"))
+
+
+@functools.cache
+def weights() -> Any:
+    """The process's store of repacked weights."""
+    from m3jit.vm.weights import WeightStore
+    return WeightStore()
 
 
 def eager_namespace(machine: Any) -> Any:

@@ -1,0 +1,133 @@
+"""Model files as the machine sees them: `GGUFModel` (m3jit.vm.models.Model) and the provider that finds them."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Sequence
+
+import numpy as np
+
+from m3jit.errors import UserError
+from m3jit.isa.types import DTYPES, Tensor
+from m3jit.models import store
+from m3jit.models.gguf_file import GGUFFile
+from m3jit.models.llama import Options, llama_program
+from m3jit.models.model_error import ModelFileError
+from m3jit.models.tokenizer import Tokenizer
+
+ARCHITECTURES = {"llama": llama_program}
+DEFAULT_MODEL = Path(__file__).parent / "data" / "default.gguf"
+_INFO = {"layers": "block_count", "heads": "attention.head_count", "kv_heads": "attention.head_count_kv",
+         "embedding": "embedding_length", "context": "context_length"}
+
+
+class GGUFModel:
+    """A GGUF file: weights by name (no copy), its tokeniser, facts.  An immutable value."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.file = GGUFFile(path)
+        self.path = Path(path)
+        self.architecture = self.file.value("general.architecture", str)
+        self.name = self.file.value("general.name", str, default=self.path.stem)
+        self._tensors: dict[str, Tensor] = {}
+        self._tokenizer: Tokenizer | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self.file)
+        return self._tokenizer
+
+    def tensor(self, name: str) -> Tensor:
+        """A weight over the mapped bytes; KeyError when there is none."""
+        if name not in self._tensors:
+            if name not in self.file.tensors:
+                raise KeyError(name)
+            info = self.file.tensors[name]
+            dtype = DTYPES.get(info.ggml_type.name)
+            if dtype is None:
+                raise ModelFileError(self.path, f"has type {info.ggml_type.name}", item=f"tensor {name!r}",
+                                     expected=f"one of {', '.join(sorted(DTYPES))}")
+            raw = self.file.tensor_bytes(name)
+            key = f"{self.file.content_hash}/{name}"
+            shape = tuple(info.shape)
+            if dtype.is_block:
+                self._tensors[name] = Tensor.blocks(dtype, shape, raw, key)
+            else:
+                self._tensors[name] = Tensor(dtype, shape, raw.view(dtype.numpy).reshape(shape), key)
+        return self._tensors[name]
+
+    def encode(self, text: str) -> Sequence[int]:
+        return self.tokenizer.encode(text)
+
+    def decode_bytes(self, token: int) -> bytes:
+        return self.tokenizer.decode_bytes(token)
+
+    def info(self, key: str) -> int | float | str | Tensor:
+        """vocab, eos, bos, layers, heads, kv_heads, embedding, context, architecture, name, or a metadata key."""
+        if key == "vocab":
+            return len(self.tokenizer)
+        if key in ("eos", "bos"):
+            value = getattr(self.tokenizer, key)
+            return -1 if value is None else int(value)
+        if key in ("architecture", "name"):
+            return getattr(self, key)
+        found = self.file.metadata[f"{self.architecture}.{_INFO[key]}" if key in _INFO else key]
+        if isinstance(found, np.ndarray):
+            return Tensor.of(found)
+        if isinstance(found, (bool, int, float, str)):
+            return found
+        raise KeyError(key)
+
+
+class Models:
+    """The provider (m3jit.vm.models.ModelProvider): files, obtained models by name, "default"."""
+
+    def __init__(self, options: Options | None = None):
+        self.options = options or Options()
+        self._loaded: dict[str, GGUFModel] = {}
+
+    def find(self, reference: str) -> Path:
+        """The file a reference means; UserError says what was looked for."""
+        if reference == "default":
+            return DEFAULT_MODEL
+        path = Path(reference)
+        if path.is_file():
+            return path
+        try:
+            stored = store.path(reference)
+        except UserError:
+            stored = None
+        if stored is not None and Path(stored).is_file():
+            return Path(stored)
+        raise UserError(f"model {reference!r}: no such file, and no model of that name was obtained; "
+                        f"`m3jit model list` shows what there is, `m3jit model get NAME` obtains one")
+
+    def load(self, reference: str, quant: str = "") -> GGUFModel:
+        path = self.find(reference)
+        key = str(path.resolve())
+        if key not in self._loaded:
+            self._loaded[key] = GGUFModel(path)
+        model = self._loaded[key]
+        if quant:
+            types = {t.ggml_type.name for t in model.file.tensors.values() if len(t.shape) == 2}
+            if types - {quant}:
+                raise UserError(f"{path}: has weight matrices of {', '.join(sorted(types))}, QUANT={quant} was asked for")
+        return model
+
+    def assembly(self, model: GGUFModel, reference: str | None = None, options: Options | None = None) -> str:
+        """The model as assembly text."""
+        make = ARCHITECTURES.get(model.architecture)
+        if make is None:
+            raise ModelFileError(model.path, f"is {model.architecture!r}", item="metadata key 'general.architecture'",
+                                 expected=f"one of {', '.join(ARCHITECTURES)}")
+        return make(model.file, reference or str(model.path.resolve()), options or self.options,
+                    sorted(model.tokenizer.ends))
+
+    def program(self, model: GGUFModel, reference: str | None = None, options: Options | None = None) -> Any:
+        """The model as a `Program`."""
+        from m3jit.frontend import assemble
+        return assemble(self.assembly(model, reference, options), f"{model.path.stem}.m3asm")
+
+    def compile(self, model: GGUFModel) -> bytes:
+        return self.program(model).to_bytes()
