@@ -123,7 +123,7 @@ def value_handler(ins: Instruction, pc: int, xp: Any, nxt: int, stop: Any, machi
     fast = ins.op.code in (0x7C, 0x0C)
     moved = _moved_register(ins, ops)
     pattern = tuple((o.code, o.bank, o.writes, o.value if o.code == "h" else None) for o in ops) + \
-        (fast, scalar_only, moved is not None)
+        (fast, scalar_only, ops.index(moved) if moved is not None else -1)
     factory = _factories.get(pattern)
     if factory is None:
         factory = _factories[pattern] = _compile(ops, results, fast, scalar_only, moved)
@@ -175,7 +175,7 @@ def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only
             checked.append(f"    {name} = vector({name})")
     lines += checked
     if moved is not None:
-        lines.append(f"    {moved.bank}[{at_index(ops, moved)}] = None")
+        lines.append(f"    {moved.bank}[n{ops.index(moved)}] = None")
     for name, o in zip(names, results):
         if o.code == "h":
             lines.append(f"    ctx.{o.value} = {name}")
@@ -192,10 +192,6 @@ def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only
     scope: dict[str, Any] = {"vector": values.vector}
     exec(compile(source, "<m3jit handler>", "exec"), scope)      # source is built from fixed strings above only
     return scope["factory"]
-
-
-def at_index(ops: list[Operand], o: Operand) -> str:
-    return f"n{ops.index(o)}"
 
 
 def results_fault(result: Any, wanted: int) -> None:

@@ -107,10 +107,10 @@ class Context:
         self.states, self.memory = root.states.share(), root.memory.share()
         self.rng, self.cursors, self.texts, self.model = root.rng, root.cursors, root.texts, root.model
         if registers:
-            self.R, self.V, self.S = list(root.R), list(root.V), list(root.S)
-            revive(self.R)
-            self.frames = root.frames.revived() if root.frames else None
-            self.flags = root.flags
+            R = list(root.R)
+            revive(R)                                    # while the registers that are replaced still hold them
+            frames = root.frames.revived() if root.frames else None
+            self.R, self.V, self.S, self.frames, self.flags = R, list(root.V), list(root.S), frames, root.flags
 
     # -- registers --------------------------------------------------------------------------------------------------
     def bank(self, number: int) -> list[Any]:
