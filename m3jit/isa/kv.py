@@ -29,14 +29,10 @@ _claims = threading.Lock()          # guards every page's mark; held for a compa
 
 class Page:
     """64 positions of one layer.  `claimed`: positions 0 .. claimed-1 belong to some value."""
-    __slots__ = ("data", "claimed", "__weakref__")
+    __slots__ = ("data", "address", "claimed", "__weakref__")
 
     def __init__(self, data: np.ndarray, claimed: int = 0):
-        self.data, self.claimed = data, claimed
-
-    @property
-    def address(self) -> int:
-        return self.data.ctypes.data
+        self.data, self.address, self.claimed = data, data.ctypes.data, claimed
 
     def claim(self, start: int, stop: int) -> bool:
         """Take positions start .. stop-1 for writing in place; False when another value has taken them."""
@@ -154,18 +150,15 @@ class KVStream:
         start, stop = old.length, old.length + rows
         if not self.kv_heads:
             raise OperandError("a KV stream without geometry cannot be reserved; append or with_geometry first")
-        if start % PAGE and start // PAGE == len(old.pages) - 1 and start % PAGE + rows <= PAGE and \
-                old.pages[-1].claim(start % PAGE, start % PAGE + rows):
-            return self                                  # the common case: one more row in the last page
-        pages = list(old.pages[:-(-start // PAGE)])
-        if rows and start % PAGE:
-            page = pages[-1]
-            first, last = start % PAGE, min(PAGE, stop - (len(pages) - 1) * PAGE)
-            if not page.claim(first, last):
-                pages[-1] = Page(page.data.copy(), last)
+        used, first = -(-start // PAGE), start % PAGE
+        claimed = not (rows and first) or old.pages[used - 1].claim(first, min(PAGE, first + rows))
+        if claimed and used == len(old.pages) and stop <= used * PAGE:
+            return self                        # everything is there and ours
+        pages = list(old.pages[:used])
+        if not claimed:
+            pages[-1] = Page(pages[-1].data.copy(), min(PAGE, first + rows))
         while len(pages) * PAGE < stop:
-            pages.append(Page(np.zeros(self.page_elements, self.dtype.numpy),
-                              min(PAGE, stop - len(pages) * PAGE)))
+            pages.append(Page(np.zeros(self.page_elements, self.dtype.numpy), min(PAGE, stop - len(pages) * PAGE)))
         return self._replace(layer, Layer(tuple(pages), start))
 
     def with_lengths(self, lengths: Mapping[int, int]) -> "KVStream":
