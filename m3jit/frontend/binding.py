@@ -45,7 +45,8 @@ def plan(row: Op) -> Plan:
         for word, value in _words(f):
             found.setdefault(word, []).append((f, value))
     for alias, key in row.key_aliases.items():
-        keys.setdefault(alias.upper(), keys[key.rstrip("_").upper()])
+        if key.rstrip("_").upper() in keys:
+            keys.setdefault(alias.upper(), keys[key.rstrip("_").upper()])
     words = {w: hits[0] for w, hits in found.items() if len(hits) == 1}
     clashes = frozenset(w for w, hits in found.items() if len(hits) > 1)
     header = {k: f for k, f in HEADER.items() if k not in keys} if row.wide and not row.syntax == "escape" else {}

@@ -129,11 +129,10 @@ def _element(dtype: DType, value: Value, scope: Scope, address: Callable[[Value,
         lit = literal(value, scope)
         if dtype.kind == "float":
             x = lit.number({"F32": "f", "F16": "e", "BF16": "b"}[dtype.name])
+            if lit.special == "bits":
+                return lit.bits.to_bytes(dtype.nbytes, "little")
             if dtype is BF16:
-                bits = x.bits if isinstance(x, RawF32) else int(np.float32(x).view(np.uint32))
-                return (bits >> 16).to_bytes(2, "little")
-            if isinstance(x, RawF32):
-                return x.bits.to_bytes(4, "little")
+                return (int(np.float32(x).view(np.uint32)) >> 16).to_bytes(2, "little")
             return np.array(x, dtype.numpy).tobytes()
         n = lit.integer
     except NumberError as e:

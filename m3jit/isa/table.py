@@ -225,9 +225,10 @@ def encode(ins: Instruction) -> bytes:
                         raise EncodingError(f"{f.name}: must be a register, it is absent")
                     banks |= f.banks[0] << 2 * f.slot
                     continue
-                if value.bank not in f.banks or value.index >= BANK_SIZES[value.bank]:
+                banks_here = f.banks if row.wide or f.slot < 4 else f.banks[:1]     # BANKS has no room for RSRC4
+                if value.bank not in banks_here or value.index >= BANK_SIZES[value.bank]:
                     raise EncodingError(f"{f.name}: {value} is not in bank "
-                                        + " or ".join(BANK_LETTERS[b] for b in f.banks))
+                                        + " or ".join(BANK_LETTERS[b] for b in banks_here))
                 frame[f.frame_byte(row.wide)] = value.index
                 banks |= value.bank << 2 * f.slot
             else:
