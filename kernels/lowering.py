@@ -165,7 +165,8 @@ def lower_quantize(lw: Lowering, n: Node) -> None:
     per_row = cols // block
     out = lw.out(n, "act", dim_mul(rows, per_row, qa.RECORD_BYTES[block]))
     source = lw.of(x)
-    lw.launch(qa.quantize_activation(block), [source, out, lw.dim(dim_mul(rows, per_row))], [source], [out])
+    lw.launch(qa.quantize_activation(block), [source, out, lw.dim(dim_mul(rows, per_row))], [source], [out],
+              small=True)
 
 
 @lowers("qdot")
@@ -174,6 +175,15 @@ def lower_qdot(lw: Lowering, n: Node) -> None:
     act, weight, y = lw.of(q, "act"), lw.weight(w.attrs["tensor"], "R16"), lw.out(n)
     lw.launch(qm.qmatmul(w.dtype.name),
               [act, weight, y, lw.dim(rows_of(n)), lw.i64(w.shape[1]), lw.i64(w.shape[0])], [act], [y])
+
+
+@lowers("qdot_gated")
+def lower_qdot_gated(lw: Lowering, n: Node) -> None:
+    q, gate, up = n.args
+    act, y = lw.of(q, "act"), lw.out(n)
+    wg, wu = (lw.weight(w.attrs["tensor"], "R16") for w in (gate, up))
+    lw.launch(qm.qmatmul_gated(gate.dtype.name, None if up.dtype is gate.dtype else up.dtype.name),
+              [act, wg, wu, y, lw.dim(rows_of(n)), lw.i64(gate.shape[1]), lw.i64(gate.shape[0])], [act], [y])
 
 
 # -- attention ----------------------------------------------------------------------------------------------------------
@@ -198,7 +208,8 @@ def lower_kv_append(lw: Lowering, n: Node) -> None:
     rows, start = lw.dim(k.shape[0]), lw.scalar(past)
     km, vm = lw.of(k), lw.of(v)
     lw.launch(attn.kv_append(a["kv_heads"], a["head_dim"], a["dtype"]),
-              [km, vm, lw.null(), table, rows, start], [km, vm], [table])
+              [km, vm, lw.null(), table, rows, start], [km, vm], [table],
+              small=k.shape[0] == 1)
     lw.scalar_of[n] = lw.emit(Scalar("add", "i64", (start, lw.dim(k.shape[0]))))
 
 
@@ -214,7 +225,8 @@ def _attend(lw: Lowering, n: Node, pages: list[Any], table: Memory, past: Scalar
     if q.shape[0] == 1:
         partial = lw.scratch(dim_mul(blocks, g.heads * (g.head_dim + attn.HEADER) * 4))
         lw.launch(attn.attn_blocks(g), [qm_, *pages, partial, tokens, *tail], [qm_, table], [partial])
-        lw.launch(attn.attn_combine(g), [partial, out, tokens, past, keys, window], [partial], [out])
+        lw.launch(attn.attn_combine(g), [partial, out, tokens, past, keys, window], [partial], [out],
+                  small=True)
     else:
         lw.launch(attn.attn_rows(g), [qm_, *pages, out, tokens, *tail], [qm_, table], [out])
 
@@ -271,7 +283,8 @@ def lower_rope(lw: Lowering, n: Node) -> None:
     extra = [lw.of(f) for f in factors]
     heads = x.shape[-1] // a["head_dim"]
     lw.launch(rope(a["head_dim"], a["pairing"], bool(factors)),
-              [source, freq, *extra, out, lw.dim(rows_of(x)), lw.i64(heads), lw.scalar(pos)], [source, *extra], [out])
+              [source, freq, *extra, out, lw.dim(rows_of(x)), lw.i64(heads), lw.scalar(pos)], [source, *extra], [out],
+              small=True)
 
 
 @lowers("matmul")

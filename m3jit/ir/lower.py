@@ -16,7 +16,8 @@ from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, D
                              OpaqueType, Retired, Sym, TensorType, dim_add, dim_mul, uses)
 from m3jit.isa.types import Tensor
 
-ALIGN = 64
+REPLICATED_BYTES = 16384        # results up to this size may be computed by every thread
+SPARE_SLOTS = 3                 # small temporaries rotate among a few slots, so that reuse rarely needs a barrier
 Library = Mapping[str, Callable[["Lowering", Node], None]]
 
 
@@ -188,19 +189,28 @@ class Lowering:
         return self.scalar_of[n]
 
     def launch(self, kernel: Kernel, args: list[Any], reads: list[Memory], writes: list[Memory],
-               parallel: bool = True) -> None:
+               small: bool = False) -> None:
         """Append a launch; args: Memory (pointer) or Scalar.  A barrier goes before it when it depends on a launch
-        since the last one."""
+        since the last one.  small: if what it writes is small too, every thread does all of it instead of meeting at
+        a barrier afterwards."""
         r, w = {m.word for m in reads}, {m.word for m in writes}
+        replicated = small and self.is_small(writes) and not r & w
         if r & self.written or w & (self.written | self.read):
             self.barrier()
         self.read |= r
-        self.written |= w
+        if replicated:
+            self.read |= w              # every thread has its own result; a later writer must wait for all of them
+        else:
+            self.written |= w
         kernel = self.kernel_cache.setdefault(kernel.digest(), kernel)
         scalars = [self.pointer(a) if isinstance(a, Memory) else a for a in args]
         pc, op = self.node.where if self.node is not None else (-1, "")
-        self.emit(Launch(kernel, scalars, f"{op} {pc:#x}" if pc >= 0 else op, parallel))
+        self.emit(Launch(kernel, scalars, f"{op} {pc:#x}" if pc >= 0 else op, True, replicated))
         self.has_launches = True
+
+    @staticmethod
+    def is_small(writes: list[Memory]) -> bool:
+        return all(isinstance(m.nbytes, int) and m.nbytes <= REPLICATED_BYTES for m in writes)
 
     def barrier(self) -> None:
         if self.read or self.written:
@@ -217,10 +227,11 @@ class Lowering:
 
     # -- memory planning ----------------------------------------------------------------------------------------------
     def _temp(self, nbytes: Dim) -> Memory:
-        for i, s in enumerate(self.free):
-            if s.nbytes == nbytes:
-                del self.free[i]
-                return Memory(s.word, "temp", nbytes, s)
+        # the slot that has been free longest: most likely nobody reads it since the last barrier
+        same = [s for s in self.free if s.nbytes == nbytes]
+        if len(same) > (SPARE_SLOTS if isinstance(nbytes, int) and nbytes <= REPLICATED_BYTES else 0):
+            self.free.remove(same[0])
+            return Memory(same[0].word, "temp", nbytes, same[0])
         s = Slot(self.new_word(), nbytes)
         self.slots.append(s)
         return Memory(s.word, "temp", nbytes, s)
@@ -391,7 +402,8 @@ class Lowering:
             self._input_root(a)
         outs = []
         for n in g.outputs:
-            if n not in self.memory and len(g.outputs) == 1 and g.flat:
+            if n not in self.memory and len(g.outputs) == 1 and g.flat and \
+                    not (isinstance(n.type.nbytes(), int) and n.type.nbytes() <= REPLICATED_BYTES):
                 self._take_over(n, g, i)
             outs.append(self.out(n))
         ins = [self.of(a) for a, _ in g.inputs]
@@ -402,7 +414,7 @@ class Lowering:
         for s in g.scalars:
             v = self.scalar(s.args[0])
             args.append(self.emit(Scalar("f2f32", "f32", (v,))) if s.dtype.kind == "float" else v)
-        self.launch(kernel, args, ins, outs)
+        self.launch(kernel, args, ins, outs, small=True)
 
     def _take_over(self, n: Node, g: Group, i: int) -> None:
         """In place: the output takes the memory of an input that dies here and is read at the same elements only."""

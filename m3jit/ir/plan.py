@@ -64,11 +64,13 @@ class Scalar:
 class Launch:
     """Run `kernel`; args[i] belongs to kernel.params[i] (ptr for "ptr", i64 for "i64", f32 for "f32").
 
-    `parallel` False: thread 0 alone runs it (tiny work)."""
+    `parallel` False: thread 0 alone runs it.  `replicated`: every thread runs the whole grid and so writes the same
+    bytes to the same places (tiny work: cheaper than a barrier); its outputs overlap none of its inputs."""
     kernel: Kernel
     args: list[Scalar]
     label: str = ""                # op and register names, for profiles and dumps
     parallel: bool = True
+    replicated: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -182,7 +184,7 @@ def print_plan(plan: Plan) -> str:
                     attrs = "".join(f" {k}={v}" for k, v in s.attrs.items())
                     out.append(f"    {ref(s)}: {s.type} = {s.op}{attrs} {refs(s.args)}".rstrip())
                 case Launch():
-                    how = "" if s.parallel else " one-thread"
+                    how = " replicated" if s.replicated else "" if s.parallel else " one-thread"
                     out.append(f"    launch{how} {s.kernel.name}({refs(s.args)})" + (f"  ; {s.label}" if s.label else ""))
                 case Barrier():
                     out.append("    barrier")

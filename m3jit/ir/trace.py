@@ -470,7 +470,8 @@ class TraceXp:
         past = kv.lengths.get(layer)
         if past is None:
             past = self.r.kv_length(kv, layer)
-        self.r.abandon_point()
+        if k.shape[0] != 1:
+            self.r.abandon_point()
         out = kv.copy()
         out.lengths[layer] = self.node("kv_append", I64T, k, v, past, kv=kv.key, layer=layer, kv_heads=kv_heads,
                                        head_dim=head_dim, dtype=kv.dtype)

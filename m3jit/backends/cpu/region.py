@@ -6,7 +6,8 @@ once however many regions use it.  With nth = 1 `sync` is not touched and may be
 The floating-point control word is set on entry (round to nearest, denormals kept) and restored on exit.
 
 Polls: with one thread each reads the stop word.  With several, thread 0 reads it and all meet at a barrier; a loop
-without launches would spend its time in barriers, so there only every 256th poll meets.  The budget is compared at every one.
+without launches would spend its time in barriers, so there only every 256th poll
+meets.  The budget is compared at every poll.
 """
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ _SHIFTS = {"shl": "shl", "shr": "lshr", "sar": "ashr"}
 
 def is_parallel(plan: Plan) -> bool:
     """Does any statement share work between threads?  Purely scalar plans are run by one thread."""
-    return any(isinstance(s, Copy) or (isinstance(s, Launch) and s.parallel) for b in plan.blocks for s in b.body)
+    return any(isinstance(s, Copy) or (isinstance(s, Launch) and s.parallel and not s.replicated) for b in plan.blocks for s in b.body)
 
 
 def render_region(plan: Plan, target: CpuTarget, digest: Callable[[Kernel], str]) -> str:
@@ -262,7 +263,9 @@ class _RegionRenderer:
             args.append(f"{LLVM_TYPE[p.kind]} {x}")
         w.line("store i64 0, ptr %quiet")
         symbol, types = kernel_symbol(self.digest(k)), kernel_signature(k)
-        if s.parallel:
+        if s.replicated:
+            w.call("void", symbol, ", ".join(["i64 0", "i64 1", *args]), types, " nounwind")
+        elif s.parallel:
             w.call("void", symbol, ", ".join(["i64 %tid", "i64 %nth", *args]), types, " nounwind")
         else:
             alone = ", ".join(["i64 0", "i64 1", *args])

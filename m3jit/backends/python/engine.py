@@ -152,7 +152,7 @@ class PythonRegion:
                         values[s] = self._scalar(s, [value(a) for a in s.args], frame)
                     case Launch():
                         f = self.engine.function(s.kernel)
-                        self.engine._launch(f, s.kernel, [value(a) for a in s.args], nthreads if s.parallel else 1)
+                        self.engine._launch(f, s.kernel, [value(a) for a in s.args], nthreads if s.parallel and not s.replicated else 1)
                     case Copy():
                         ctypes.memmove(value(s.dst), value(s.src), value(s.nbytes))
                     case StoreFrame():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Callable
 
 from m3jit.ir.passes.fuse import fuse
+from m3jit.ir.passes.peephole import match_patterns
 from m3jit.ir.passes.simplify import eliminate_common, eliminate_dead, fold_constants, remove_trivial_parameters
 from m3jit.ir.tensor import Function, IRError, verify_function
 
@@ -21,6 +22,7 @@ PASSES = (
     Pass("trivial-params", "Remove block parameters that always receive the same value.", remove_trivial_parameters),
     Pass("fold", "Compute scalar operations on constants.", fold_constants),
     Pass("cse", "Keep one of several equal pure operations of a block.", eliminate_common),
+    Pass("patterns", "Use kernels that compute several operations at once, with the same bytes.", match_patterns),
     Pass("dce", "Drop what nobody reads.", eliminate_dead),
     Pass("fuse", "Group elementwise chains and row reductions into one kernel each.", fuse),
 )
