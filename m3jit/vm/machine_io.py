@@ -45,8 +45,8 @@ class StreamsView:
             target.write(item, blocking)
         if rest is not None:
             self.ctx.texts = {**self.ctx.texts, target.name: rest}
-        if self.vm.scheduler.waiting():
-            self.ctx.leave = True                      # what was written may be what another context waits for
+        if self.vm.scheduler.waiting() or getattr(target, "host_reads", False):
+            self.ctx.leave = True                      # what was written may be what another context, or the host, awaits
 
     def find_sink(self, sink: str, name: str | None) -> Sink:
         """The sink of a STREAM's words."""

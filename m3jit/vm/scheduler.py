@@ -1,7 +1,8 @@
 """Which context runs next: priority, then deadline in virtual time, then age.
 
 Virtual time is counted in retired instructions, so the order is a function of the program alone.  A context's virtual
-deadline is its virtual time plus one quantum; one that becomes ready starts no earlier than the others are.
+deadline is its virtual time plus one quantum; one that becomes ready starts no earlier than the others are.  A context
+keeps its turn until it has used a quantum, yields, waits or ends, or a more urgent one is ready.
 """
 from __future__ import annotations
 
@@ -19,6 +20,9 @@ class Scheduler:
     def __init__(self) -> None:
         self.contexts: dict[int, Context] = {}
         self._order = 0
+        self._current: Context | None = None           # whose turn it is
+        self._used = 0                                 # instructions of the turn since it has competitors
+        self._alone = True
 
     def add(self, ctx: Context, virtual_time: int = 0) -> None:
         """A new context; it competes from `virtual_time` on."""
@@ -38,12 +42,14 @@ class Scheduler:
     def charge(self, ctx: Context, retired: int) -> None:
         """Account for a slice."""
         ctx.virtual_time += retired
+        self._used += retired
         self.enqueue(ctx)
 
     def yield_turn(self, ctx: Context) -> None:
         """Let every ready context of the same priority go first."""
         peers = [c.virtual_time for c in self.ready() if c.priority == ctx.priority]
         ctx.virtual_time = max(peers, default=ctx.virtual_time)
+        self._current = None
         self.enqueue(ctx)
 
     def ready(self) -> list[Context]:
@@ -64,9 +70,19 @@ class Scheduler:
         """(the context to run, instructions of its slice); None when none is ready."""
         ready = self.ready()
         if not ready:
+            self._current = None
             return None, 0
-        best = min(ready, key=_urgency)
-        return best, QUANTUM if len(ready) > 1 else UNLIMITED
+        if len(ready) == 1:
+            self._current, self._alone = ready[0], True
+            return ready[0], UNLIMITED
+        if self._alone:
+            self._alone, self._used = False, 0
+        current = self._current
+        if current is None or current.status != READY or self._used >= QUANTUM or \
+                current.id not in self.contexts or any(c.priority > current.priority for c in ready):
+            current, self._used = min(ready, key=_urgency), 0
+            self._current = current
+        return current, QUANTUM - self._used
 
     def waiting(self) -> list[Context]:
         return [c for c in self.contexts.values() if c.status == WAITING]

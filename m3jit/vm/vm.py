@@ -80,6 +80,7 @@ class VM:
         self._wanting = 0                              # threads that want the lock while a run holds it
         self._retired_before = 0                       # of contexts that ended
         self._first_trap: Trap | None = None
+        self.error: BaseException | None = None        # what ended the run
         self._closed = False
         self.seconds = 0.0
         self.main = self.new_context()
@@ -148,11 +149,17 @@ class VM:
                 self._loop(lambda: False)
                 if self._first_trap is not None:
                     raise self._first_trap
-            except BaseException:
-                self.close(complete=False)
+            except BaseException as e:
+                self._fail(e)
                 raise
             self.close(complete=True)
         return self
+
+    def _fail(self, error: BaseException) -> None:
+        """The run is over: no context goes on, partial files are removed; registers stay readable."""
+        self.error = self.error or error
+        self.scheduler.contexts.clear()
+        self.close(complete=False)
 
     async def run_async(self) -> "VM":
         """`run` in a thread of its own; cancelling stops the program."""
@@ -419,6 +426,8 @@ class VM:
                 if item is not None:
                     yield item.native()
                 elif self._ended():
+                    if self.error is not None:
+                        raise self.error               # also when another thread ran the program
                     return
                 else:
                     self._advance(ring)
@@ -450,8 +459,8 @@ class VM:
                     self._loop(lambda: ring.end > ring.taken)
                     if self.finished and self._first_trap is not None:
                         raise self._first_trap
-                except BaseException:
-                    self.close(complete=False)
+                except BaseException as e:
+                    self._fail(e)
                     raise
                 if self.finished:
                     self.close(complete=True)
