@@ -8,7 +8,7 @@ Steps, each kept in ``--work`` and taken up again by a later run with the same a
 1. fetch the text (``austen_text.py``) and hold out the last chapters of each novel;
 2. train a byte-level BPE vocabulary on the training text;
 3. train the model (``llama_torch.py``): AdamW, linear warm-up and cosine decay, bfloat16 products with float32
-   weights, sequences of 256 tokens and of 512 for the last quarter; a checkpoint every 200 steps;
+   weights, sequences of 256 tokens and of 512 for the last quarter; a checkpoint every ``CHECKPOINT_EVERY`` steps;
 4. export to GGUF: matrices Q8_0, norms F32, vocabulary and merges inside;
 5. evaluate the exported file (``evaluate_default.py``) beside an order-3 n-gram on the same split.
 
@@ -41,6 +41,7 @@ END_OF_TEXT = "<|endoftext|>"
 VOCAB = 2048
 BATCH_TOKENS = 4096
 PEAK_RATE, FINAL_RATE, WARM_UP = 3e-3, 1e-4, 100
+CHECKPOINT_EVERY = 200
 WEIGHT_DECAY, DROPOUT, CLIP = 0.1, 0.1, 1.0
 OUTPUT = Path(__file__).resolve().parent.parent / "m3jit" / "models" / "data" / "default.gguf"
 
@@ -112,9 +113,10 @@ def train(stream: torch.Tensor, shape: Shape, steps: int, seed: int, bfloat16: b
         optimizer.zero_grad(set_to_none=True)
         loss_sum += loss.item()
         if (step + 1) % 50 == 0:
-            print(f"step {step + 1}/{steps}: {loss_sum / 50:.4f} nats/token, {time.monotonic() - began:.0f} s", flush=True)
+            print(f"step {step + 1}/{steps}: {loss_sum / 50:.4f} nats/token, {time.monotonic() - began:.0f} s",
+                  flush=True)
             loss_sum = 0.0
-        if (step + 1) % 200 == 0 or step + 1 == steps:
+        if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == steps:
             partial = checkpoint.with_suffix(".partial")
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1,
                         "steps": steps, "seed": seed}, partial)
