@@ -166,6 +166,10 @@ class Lifter(Recorder):
                     self.modified.update(written_keys(ins))
                 pc += ins.size
 
+        heads = getattr(self.view, "loop_heads", frozenset()) & seen     # the interpreter polls there, whatever is seen
+        self.back_targets |= heads
+        self.leaders |= heads
+
     # -- lifting ----------------------------------------------------------------------------------------------------
     def lift(self, name: str) -> Function | None:
         """The region, or None when not even its first instruction can be compiled."""

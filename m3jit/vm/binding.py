@@ -115,8 +115,8 @@ def _register(f: Any, v: Reg | None, pure: bool, machine: Any, pc: int) -> Opera
 _factories: dict[tuple, Callable[..., Handler]] = {}
 
 
-def value_handler(ins: Instruction, pc: int, xp: Any, nxt: int, stop: Any, machine: Any) -> Handler:
-    """The handler of a value-route instruction."""
+def value_handler(ins: Instruction, pc: int, xp: Any, nxt: int, poll: int, stop: Any, machine: Any) -> Handler:
+    """The handler of a value-route instruction.  It returns nxt, or poll when the stop word is set."""
     ops = operands(ins, True, machine, pc)
     results = [o for o in ops if o.writes]
     scalar_only = ins.op.code == 0x7C or all(o.classes <= SCALARS for o in ops if o.code == "r")
@@ -127,7 +127,7 @@ def value_handler(ins: Instruction, pc: int, xp: Any, nxt: int, stop: Any, machi
     factory = _factories.get(pattern)
     if factory is None:
         factory = _factories[pattern] = _compile(ops, results, fast, scalar_only, moved)
-    env = {"body": ins.op.body, "xp": xp, "nxt": nxt, "stop": stop, "fault": _fault, "put": put,
+    env = {"body": ins.op.body, "xp": xp, "nxt": nxt, "poll": poll, "stop": stop, "fault": _fault,
            "state_in": machine.state_in, "state_out": machine.state_out, "normal": values.normalise,
            "results_fault": results_fault, "moved": moved}
     for i, o in enumerate(ops):
@@ -184,9 +184,9 @@ def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only
         elif o.bank:
             lines.append(f"    {o.bank}[n{at[id(o)]}] = {name}")
     if not scalar_only:
-        lines.append("    if stop.raised: return -2 - nxt")
+        lines.append("    if stop.raised: return poll")
     lines.append("    return nxt")
-    params = ["body", "xp", "nxt", "stop", "fault", "put", "state_in", "state_out", "normal", "results_fault", "moved"] + \
+    params = ["body", "xp", "nxt", "poll", "stop", "fault", "state_in", "state_out", "normal", "results_fault", "moved"] + \
         [f"{p}{i}" for i in range(len(ops)) for p in "nkco"]
     source = f"def factory({', '.join(params)}):\n" + "\n".join("    " + line for line in lines) + "\n    return handler\n"
     scope: dict[str, Any] = {"vector": values.vector}

@@ -1,7 +1,7 @@
 """A program as the machine runs it: instructions by index, constants resolved, text for messages."""
 from __future__ import annotations
 
-from typing import Any, Iterable, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,10 @@ class ModelLookup(Protocol):
 
 
 class Image:
-    """Instructions in order.  pcs[i] is the byte offset of instruction i; index_of is the inverse."""
+    """Instructions in order.  pcs[i] is the byte offset of instruction i; index_of is the inverse.
+
+    loop_heads: targets of backward jumps and branches.  Executors look at their budget whenever execution arrives at
+    one (and after slow instructions), so that slices end at the same instruction everywhere."""
 
     def __init__(self, program: Any):
         """program: a `frontend.Program`, or an iterable of instructions (branch distances already in place)."""
@@ -44,6 +47,9 @@ class Image:
         self.pcs: list[int] = [pc for pc, _ in pairs]
         self.instructions: list[Instruction] = [ins for _, ins in pairs]
         self.index_of: dict[int, int] = {pc: i for i, pc in enumerate(self.pcs)}
+        self.loop_heads: frozenset[int] = frozenset(
+            pc + ins.args["target"] for pc, ins in pairs if ins.op.control in ("jump", "branch", "interrupt")
+            and ins.args["target"] <= 0 and pc + ins.args["target"] in self.index_of)
         if pairs and self.entry_pc not in self.index_of:
             raise UserError(f"{self.name}: the entry point 0x{self.entry_pc:04x} is not the start of an instruction")
 
@@ -121,7 +127,3 @@ def show(ins: Instruction) -> str:
             words.append(str(v) if f.name in ("imm", "to", "index", "axis") else f"{f.name.upper()}={v}")
     return f"{ins.op.name} {', '.join(words)}".strip()
 
-
-def branch_targets(instructions: Iterable[tuple[int, Instruction]]) -> set[int]:
-    """pcs that some branch, jump or call names."""
-    return {pc + ins.args["target"] for pc, ins in instructions if "target" in ins.args}

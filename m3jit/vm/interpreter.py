@@ -4,8 +4,10 @@
 nothing: the loop then brings the context's counters up to date and calls `slow[i](ctx)`, which is how machine and
 control instructions and compiled regions are reached.
 
-A slice ends at poll points only: after a backward jump and after a slow instruction.  There the loop looks at the
-budget and the stop word.  Instructions that work on tensors also look at the stop word when they are done.
+A slice ends at poll points only: where execution arrives at a loop head (`Image.loop_heads`) and after a slow
+instruction.  There the loop looks at the budget and the stop word.  A handler whose successor is a loop head ahead
+returns `-2 - successor`; a jump back shows by itself.  Instructions that work on tensors return the same when the stop
+word is set.
 """
 from __future__ import annotations
 
@@ -59,6 +61,7 @@ class Interpreter:
     def __init__(self, image: Image, xp: Any, machine: Any, stop: StopWord, regions: Regions | None = None):
         self.image, self.xp, self.machine, self.stop, self.regions = image, xp, machine, stop, regions
         n = len(image.instructions)
+        self.heads = frozenset(image.index_of[pc] for pc in image.loop_heads)
         self.slow: list[Handler] = [self._stub_slow(i) for i in range(n)] + [self._past_end]
         self.handlers: list[Handler] = [self._stub(i) for i in range(n)] + [_slow]
         self.counts: list[int] | None = None          # per instruction, while profiling
@@ -88,17 +91,17 @@ class Interpreter:
 
     def _bind(self, i: int) -> tuple[Handler | None, Handler | None]:
         """(fast handler or None, slow handler or None) of instruction i."""
-        ins, nxt = self.image.instructions[i], i + 1
-        op = ins.op
+        ins, nxt, pc = self.image.instructions[i], i + 1, self.image.pcs[i]
+        onward, op = self._onward(i, nxt), ins.op
         if op.route == "value":
             if "constant" in op.reads:
-                return self._constant(ins, nxt), None
-            return binding.value_handler(ins, self.image.pcs[i], self.xp, nxt, self.stop, self.machine), None
+                return self._constant(ins, onward), None
+            return binding.value_handler(ins, pc, self.xp, onward, -2 - nxt, self.stop, self.machine), None
         if op.route == "control":
             if op.control == "next":
-                return (lambda ctx: nxt), None
+                return (lambda ctx: onward), None
             if op.control == "jump":
-                target = self._index(op.body(_Probe(self.image.pcs[i], 0), **_plain_args(ins)))
+                target = self._onward(i, self._index(op.body(_Probe(pc, 0), **_plain_args(ins))))
                 return (lambda ctx: target), None
             if op.control == "branch":
                 return self._branch(i, ins, nxt), None
@@ -123,9 +126,13 @@ class Interpreter:
         # The body is asked once for every value of the flags; the branch is then a table look-up.
         pc = self.image.pcs[i]
         args = _plain_args(ins)
-        table = tuple(nxt if (t := ins.op.body(_Probe(pc, code), **args)) is None else self._index(t)
+        table = tuple(self._onward(i, nxt if (t := ins.op.body(_Probe(pc, code), **args)) is None else self._index(t))
                       for code in range(5))
         return lambda ctx: table[ctx.flags]
+
+    def _onward(self, i: int, j: int) -> int:
+        """What a handler of instruction i returns to go on at j."""
+        return -2 - j if j > i and j in self.heads else j
 
     def _index(self, pc: int) -> int:
         """Index of the instruction at pc, or of the place behind the last one, where going on traps."""

@@ -89,6 +89,10 @@ class Jit:
         self.regions: list[CompiledRegion] = []
 
     # -- program view for lifting -----------------------------------------------------------------------------------
+    @property
+    def loop_heads(self) -> frozenset[int]:
+        return self.image.loop_heads
+
     def at(self, pc: int) -> Any:
         return self.image.at(pc)
 
