@@ -59,7 +59,7 @@ def q6_integers(raw: np.ndarray) -> np.ndarray:
 
 def _by_group(scale: np.ndarray, q: np.ndarray) -> np.ndarray:
     """scale [.., g] times q [.., n]: n / g consecutive elements share a scale."""
-    return (scale[..., None] * q.reshape(*scale.shape, -1)).reshape(q.shape)
+    return (scale[..., None] * q.reshape(*scale.shape, q.shape[-1] // scale.shape[-1])).reshape(q.shape)
 
 
 def _q4_0(r): return f16(r, 0) * (nibbles(r[..., 2:]).astype(np.float32) - np.float32(8))
@@ -132,7 +132,7 @@ def decode(dtype: DType, data: np.ndarray) -> np.ndarray:
     """Packed rows as f32 [.., columns]."""
     with np.errstate(all="ignore"):
         values = _DECODE[dtype.name](split(dtype, data))
-    return values.reshape(*data.shape[:-1], -1)
+    return values.reshape(*data.shape[:-1], values.shape[-2] * dtype.block)
 
 
 # -- encoding: ggml's reference quantisation --------------------------------------------------------------------------
@@ -215,4 +215,4 @@ def encode(dtype: DType, x: np.ndarray) -> np.ndarray:
     blocks = x.reshape(*x.shape[:-1], x.shape[-1] // dtype.block, dtype.block)
     with np.errstate(all="ignore"):
         raw = np.concatenate(_ENCODE[dtype.name](blocks), axis=-1)
-    return raw.reshape(*x.shape[:-1], -1)
+    return raw.reshape(*x.shape[:-1], dtype.row_bytes(x.shape[-1]))

@@ -50,7 +50,7 @@ class Layout:
         if x.dtype.is_block:
             if not dims or not x.shape or dims[-1] != x.shape[-1]:
                 raise OperandError(f"the last axis of {describe(x)} is packed in blocks; it must stay {x.shape[-1]}")
-            return Tensor(x.dtype, dims, x.data.reshape(*dims[:-1], -1), x.key)
+            return Tensor(x.dtype, dims, x.data.reshape(*dims[:-1], x.data.shape[-1]), x.key)
         return Tensor(x.dtype, dims, x.data.reshape(dims))
 
     def broadcast(self, x, shape: Sequence[int]):

@@ -120,7 +120,7 @@ class KVStream:
             keys, values = self._views(page)
             k[at:stop] = keys[:, :, :stop - at].transpose(2, 0, 1)
             v[at:stop] = values[:, :stop - at].transpose(1, 0, 2)
-        return k.reshape(n, -1), v.reshape(n, -1)
+        return k.reshape(n, self.kv_heads * self.head_dim), v.reshape(n, self.kv_heads * self.head_dim)
 
     def _views(self, page: Page) -> tuple[np.ndarray, np.ndarray]:
         """Keys [heads, head_dim, 64] and values [heads, 64, head_dim] of a page."""
