@@ -218,10 +218,11 @@ class PeerSpeed:
 
     Settings are flash attention on and off with f16 and f32 key/value caches, and flash attention with a q8_0 cache.
     The trial's samples choose the setting and are then dropped, so that the medians are not of the luckiest runs.
-    Raises PeerError when the process may run on fewer CPUs than threads.
+    Raises PeerError when the process may run on fewer CPUs than threads, and when a trial does not end in TRIAL_LIMIT.
     """
 
     TRIALS = 3
+    TRIAL_LIMIT = 120.0  # seconds; with spinning threads on busy cores a trial would otherwise take many minutes
 
     def __init__(self, path: Path | str) -> None:
         self.peer = LlamaPeer(path)
@@ -252,9 +253,16 @@ class PeerSpeed:
                     "start it under `taskset -c 0-N`, or do not pin the parent"
                 )
             samples: dict[Setting, list[float]] = {setting: [] for setting in SETTINGS}
+            start = time.monotonic()
             for _ in range(self.TRIALS):
                 for setting, taken in samples.items():
                     taken.append(RATES[kind](self.context(threads, setting)))
+                    if time.monotonic() - start > self.TRIAL_LIMIT:
+                        raise PeerError(
+                            f"the trial of settings for {kind}, {threads} thread(s), took over {self.TRIAL_LIMIT:.0f} s "
+                            f"({taken[-1]:.1f} tok/s, load average {os.getloadavg()[0]:.1f}): the peer's spinning "
+                            "threads need the cores to themselves; measure on a quiet machine"
+                        )
             medians = {setting: statistics.median(taken) for setting, taken in samples.items()}
             self.chosen[kind, threads] = max(medians, key=medians.__getitem__)
             self.trial[kind, threads] = {str(setting): round(rate, 2) for setting, rate in medians.items()}
@@ -268,7 +276,8 @@ class PeerSpeed:
         """What is measured, by which build, on which CPUs."""
         return {
             "peer": f"llama-cpp-python {lc.__version__}", "system_info": system_info(),
-            "cpus_allowed": len(os.sched_getaffinity(0)), "model": Path(self.peer.path).name,
+            "cpus_allowed": len(os.sched_getaffinity(0)), "load_average": os.getloadavg()[0],
+            "model": Path(self.peer.path).name,
             "prompt_tokens": PROMPT_LONG, "generate_tokens": GENERATED,
         }
 
