@@ -259,7 +259,7 @@ class PeerSpeed:
                     taken.append(RATES[kind](self.context(threads, setting)))
                     if time.monotonic() - start > self.TRIAL_LIMIT:
                         raise PeerError(
-                            f"the trial of settings for {kind}, {threads} thread(s), took over {self.TRIAL_LIMIT:.0f} s "
+                            f"the trial of settings for {kind} at {threads} threads took over {self.TRIAL_LIMIT:.0f} s "
                             f"({taken[-1]:.1f} tok/s, load average {os.getloadavg()[0]:.1f}): the peer's spinning "
                             "threads need the cores to themselves; measure on a quiet machine"
                         )
