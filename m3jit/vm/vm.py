@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, Callable
 
 import numpy as np
 
@@ -16,24 +16,24 @@ from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, SPECIAL, Reg
 from m3jit.isa.types import Tensor
 from m3jit.vm import binding, regions as region_factory
 from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, Context
+from m3jit.vm.host_streams import ATTENTION, HostStreams
 from m3jit.vm.image import Image
 from m3jit.vm.interpreter import Interpreter, StopWord
 from m3jit.vm.machine import Machine
-from m3jit.vm.machine_io import resolve_file
 from m3jit.vm.memory import DEFAULT_LIMIT, ContextMemory, MachineMemory, Pages, WeightMap
 from m3jit.vm.models import ModelProvider, NoModels
 from m3jit.vm.recording import Recorder
 from m3jit.vm.scheduler import UNLIMITED, Scheduler, describe_waits
 from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, SnapshotStore
-from m3jit.vm.sources import ArraySource, QueueSource, RingSource, Source
-from m3jit.vm.streams import DEFAULT_CAPACITY, CallbackSink, Ring, Sink, StandardSink, open_file_sink
+from m3jit.vm.sources import Source
+from m3jit.vm.streams import DEFAULT_CAPACITY, Ring, Sink, StandardSink
 from m3jit.vm.waiting import Signal
 
-ATTENTION, STOPPED, TIMED_OUT = "attention", "stopped", "timeout"
+STOPPED, TIMED_OUT = "stopped", "timeout"
 MAIN = 1                                               # number of the first context
 
 
-class VM:
+class VM(HostStreams):
     """Runs one program.  Every method may be called from any thread; a run lets others in between two slices.
 
     program: a `frontend.Program`, or a list of instructions.  backend: "auto", "interpreter" or the name of a compiled
@@ -374,107 +374,6 @@ class VM:
                     self.main.status, self.main.trap, self._first_trap = READY, None, None
                     self.scheduler.add(self.main, self.main.virtual_time)
 
-    # -- streams ----------------------------------------------------------------------------------------------------
-    def push_input(self, value: Any, source: str = "USER_INPUT") -> None:
-        """Give a source of the program its next item: text, bytes, a number or an array (copied)."""
-        self._queue(source).push(np.array(value) if isinstance(value, np.ndarray) else value)
-        self.stop_word.set(ATTENTION)
-
-    def close_input(self, source: str = "USER_INPUT") -> None:
-        """Nothing more will be pushed."""
-        self._queue(source).close()
-        self.stop_word.set(ATTENTION)
-
-    def _queue(self, name: str) -> QueueSource:
-        with self.signal:
-            found = self.sources.get(name)
-            if found is None:
-                found = self.sources[name] = QueueSource(name, self.signal, waits=self.wait_input)
-        if not isinstance(found, QueueSource):
-            raise UserError(f"source {name} reads from {type(found).__name__}; items can be pushed to queues only")
-        return found
-
-    def set_sink(self, name: str, sink: Sink | Callable[[Any], Any] | str | Path) -> None:
-        """Attach a sink: an object with `write`, a function of one item, or a file name.  OUTPUT and ERROR replace
-        standard output and error."""
-        if isinstance(sink, (str, Path)):
-            sink = open_file_sink(Path(sink))
-        elif not hasattr(sink, "write"):
-            sink = CallbackSink(name, sink)
-        self.sinks[name] = sink
-
-    def set_source(self, name: str, source: Source | Iterable[Any] | np.ndarray) -> None:
-        """Attach a source: an object with `read`, an array (its rows), or an iterable of items."""
-        if isinstance(source, Ring):
-            source = RingSource(source)
-        elif isinstance(source, np.ndarray):
-            source = ArraySource(name, source)
-        elif not hasattr(source, "read"):
-            source = QueueSource(name, self.signal, source)
-        self.sources[name] = source
-
-    def output(self, name: str = "OUTPUT", capacity: int | None = None) -> Iterator[Any]:
-        """The items the program streams to a sink, as they come (str, bytes or NumPy arrays).
-
-        When no other thread runs the program, the iterator does: it runs until the next item is there.  A program that
-        gets `capacity` items ahead waits (BLOCKING) or drops them (DROP)."""
-        ring = self._output_ring(name, capacity)
-
-        def items() -> Iterator[Any]:
-            while True:
-                item = ring.pop()
-                if item is not None:
-                    yield item.native()
-                elif self._ended():
-                    if self.error is not None:
-                        raise self.error               # also when another thread ran the program
-                    return
-                else:
-                    self._advance(ring)
-        return items()
-
-    async def output_async(self, name: str = "OUTPUT", capacity: int | None = None) -> AsyncIterator[Any]:
-        """`output` for asyncio."""
-        source = self.output(name, capacity)
-        while (item := await asyncio.to_thread(next, source, _NO_ITEM)) is not _NO_ITEM:
-            yield item
-
-    def _output_ring(self, name: str, capacity: int | None) -> Ring:
-        key = name if name in self.sinks or not name.startswith("RING:") else name[5:]
-        found = self.sinks.get(key)
-        if not isinstance(found, Ring):
-            found = Ring(name, capacity or self.ring_capacity, self.signal)
-            self.sinks[key] = found
-        found.host_reads = True
-        return found
-
-    def _ended(self) -> bool:
-        return self.finished and self._lock.acquire(blocking=False) and (self._lock.release() or True)
-
-    def _advance(self, ring: Ring) -> None:
-        """Run the program until the ring has an item; when another thread runs it, wait for that."""
-        if self._lock.acquire(blocking=False):
-            try:
-                try:
-                    self._loop(lambda: ring.end > ring.taken)
-                    if self.finished and self._first_trap is not None:
-                        raise self._first_trap
-                except BaseException as e:
-                    self._fail(e)
-                    raise
-                if self.finished:
-                    self.close(complete=True)
-            finally:
-                self._lock.release()
-        else:
-            with self.signal:
-                if ring.end == ring.taken and not ring.closed:
-                    self.signal.wait(0.05)
-
-    def file_path(self, name: str, action: str) -> Path:
-        """A program's file name as a path; StreamError when the program may not use it."""
-        return resolve_file(self.files, name, action)
-
     # -- models -----------------------------------------------------------------------------------------------------
     def load_model(self, reference: str, quant: str = "") -> Any:
         """A model from the provider; one object per reference."""
@@ -524,6 +423,3 @@ class VM:
             return []
         return [(ins.op.name, pc, n, t) for ins, pc, n, t in
                 zip(self.image.instructions, self.image.pcs, counts, times) if n]
-
-
-_NO_ITEM = object()
