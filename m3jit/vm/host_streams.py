@@ -10,9 +10,9 @@ import numpy as np
 from m3jit.errors import UserError
 from m3jit.vm.machine_io import resolve_file
 from m3jit.vm.sources import ArraySource, QueueSource, RingSource, Source
+from m3jit.vm.stopping import ATTENTION
 from m3jit.vm.streams import CallbackSink, Ring, Sink, open_file_sink
 
-ATTENTION = "attention"            # reason of a stop word that only asks the run to look around
 _NO_ITEM = object()
 
 

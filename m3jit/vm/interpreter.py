@@ -20,6 +20,7 @@ from m3jit.isa.fields import Reg
 from m3jit.vm import binding
 from m3jit.vm.context import WAITING, Context
 from m3jit.vm.image import Image, show
+from m3jit.vm.stopping import StopWord
 from m3jit.vm.values import WRITABLE
 from m3jit.vm.waiting import Blocked
 
@@ -34,25 +35,6 @@ class Regions(Protocol):
     def enter(self, ctx: Context, pc: int) -> int | None:
         """Run compiled code from pc: write registers and state back, add to ctx.retired, give the pc to go on at.
         None: nothing was done.  ctx.budget holds the instructions left."""
-
-
-class StopWord:
-    """One flag that compiled code and the interpreter look at."""
-
-    def __init__(self) -> None:
-        import numpy as np
-        self.word = np.zeros(1, np.int32)            # compiled code reads this
-        self.raised = False
-        self.reason = ""
-
-    def set(self, reason: str) -> None:
-        self.reason = self.reason or reason
-        self.raised = True
-        self.word[0] = 1
-
-    def clear(self) -> None:
-        self.raised, self.reason = False, ""
-        self.word[0] = 0
 
 
 class Interpreter:

@@ -16,9 +16,9 @@ from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, SPECIAL, Reg
 from m3jit.isa.types import Tensor
 from m3jit.vm import binding, regions as region_factory
 from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, Context
-from m3jit.vm.host_streams import ATTENTION, HostStreams
+from m3jit.vm.host_streams import HostStreams
 from m3jit.vm.image import Image
-from m3jit.vm.interpreter import Interpreter, StopWord
+from m3jit.vm.interpreter import Interpreter
 from m3jit.vm.machine import Machine
 from m3jit.vm.memory import DEFAULT_LIMIT, ContextMemory, MachineMemory, Pages, WeightMap
 from m3jit.vm.models import ModelProvider, NoModels
@@ -26,10 +26,10 @@ from m3jit.vm.recording import Recorder
 from m3jit.vm.scheduler import UNLIMITED, Scheduler, describe_waits
 from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, SnapshotStore
 from m3jit.vm.sources import Source
+from m3jit.vm.stopping import ATTENTION, STOPPED, TIMED_OUT, StopWord, interruptible
 from m3jit.vm.streams import DEFAULT_CAPACITY, Ring, Sink, StandardSink
 from m3jit.vm.waiting import Signal
 
-STOPPED, TIMED_OUT = "stopped", "timeout"
 MAIN = 1                                               # number of the first context
 
 
@@ -144,7 +144,7 @@ class VM(HostStreams):
 
         Raises `Trap` (the main context's at once, another's when all others have ended), `LimitError`, `Deadlock`,
         `Interrupted`, `SinkClosed`, `StreamError`; partial files are removed in that case."""
-        with self._timed():
+        with self._timed(), interruptible(self.stop_word):
             try:
                 self._loop(lambda: False)
                 if self._first_trap is not None:
@@ -238,8 +238,7 @@ class VM(HostStreams):
 
     def _stopped(self, ctx: Context) -> bool:
         """React to the stop word; True ends the slice."""
-        reason = self.stop_word.reason
-        self.stop_word.clear()
+        reason = self.stop_word.take()
         if reason == TIMED_OUT:
             raise LimitError(f"{self.image.name}: not finished after {self.timeout} s (timeout); {self._position(ctx)}")
         if reason == STOPPED:
