@@ -8,11 +8,13 @@ from m3jit.frontend.assembler import assemble, assemble_file
 from m3jit.frontend.cfg import Cfg, Liveness, liveness
 from m3jit.frontend.disassembler import disassemble, instruction_text
 from m3jit.frontend.errors import AssemblyError, ContainerError, Finding, LinkError, SourceError
+from m3jit.frontend.formatter import format_source
+from m3jit.frontend.linker import link
 from m3jit.frontend.program import Import, Line, Program, Reloc, RelocKind, Symbol, SymbolKind
 from m3jit.frontend.verify import verify
 
-__all__ = ["Cfg", "Liveness", "liveness", "assemble", "assemble_file", "load", "disassemble", "instruction_text", "verify",
-           "AssemblyError", "ContainerError", "Finding", "LinkError", "SourceError",
+__all__ = ["link", "format_source", "Cfg", "Liveness", "liveness", "assemble", "assemble_file", "load", "disassemble",
+           "instruction_text", "verify", "AssemblyError", "ContainerError", "Finding", "LinkError", "SourceError",
            "Import", "Line", "Program", "Reloc", "RelocKind", "Symbol", "SymbolKind"]
 
 

@@ -2,7 +2,8 @@
 
 Edges follow `Op.control`: "jump", "branch" and "interrupt" go to their label (the latter two also to the next
 instruction), "call" to its callee and, when that returns, to the next instruction, "spawn" starts a context at its label
-(if given) and goes on, "halt" and "ret" end a path.  Everything else goes on.
+(if given) and goes on, "halt" and "ret" end a path.  "abort" goes on, and with a flag set it may instead go back to just
+behind any instruction that captured the registers.  Everything else goes on.
 """
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ MAX_ARGS = 12
 
 @dataclass(frozen=True)
 class Edge:
-    """kind: next jump branch interrupt call return spawn.  `call` and `spawn` enter another frame or context."""
+    """kind: next jump branch interrupt call return spawn resume.  `call` and `spawn` enter another frame or context."""
     source: int
     target: int
     kind: str
@@ -143,7 +144,9 @@ class Cfg:
 
     def _cut(self) -> None:
         starts = {pc for pc, _ in self.instructions}
-        leaders = {self.program.entry, *self._named_code()}
+        self.resume_points = [pc + ins.size for pc, ins in self.instructions
+                              if "registers" in ins.op.reads and any("snapshot" in f.kinds for f in ins.op.registers())]
+        leaders = {self.program.entry, *self._named_code(), *self.resume_points}
         for pc, ins in self.instructions:
             target = self._target(pc, ins)
             if target is not None:
@@ -175,6 +178,8 @@ class Cfg:
                 edges.append(Edge(block.start, target, kind or "jump"))
             if kind not in ENDS and block.end in self.blocks:
                 edges.append(Edge(block.start, block.end, "return" if kind == "call" else "next"))
+            if kind == "abort" and any(ins.args[f.name] for f in ins.op.operands() if isinstance(f, FlagField)):
+                edges += [Edge(block.start, pc, "resume") for pc in self.resume_points if pc in self.blocks]
             block.successors = edges
             for e in edges:
                 self.blocks[e.target].predecessors.append(e)

@@ -10,7 +10,7 @@ import re
 
 from m3jit.frontend import binding
 from m3jit.frontend.lexer import quote
-from m3jit.frontend.naming import STRING_ALIGN
+from m3jit.frontend.pool import STRING_ALIGN, pool_start
 from m3jit.frontend.program import NO_SYMBOL, Program, Reloc, RelocKind, Symbol, SymbolKind
 from m3jit.frontend.source_data import alignment, format_blob
 from m3jit.isa.escape import FIXED
@@ -49,9 +49,10 @@ class Listing:
             if s.kind == SymbolKind.REGISTER:
                 self.registers.setdefault(s.scope, {})[s.register] = s.name
         self.relocs = {(r.section, r.offset): r for r in p.relocs}
+        self.in_data = [r for r in p.relocs if r.section == "DATA"]
         self.generated: set[int] = set()
         self.pc, self.ins = 0, None
-        self.literals = self._pool_is_canonical()
+        self.literals = pool_start(p) is not None     # strings can stand in the operands
 
     def run(self) -> str:
         body = self._text()
@@ -74,7 +75,8 @@ class Listing:
         target = self.pc + distance
         named = self.code.get(target)
         if named:
-            return min(named, key=lambda s: s.kind != SymbolKind.FUNC).name
+            first = SymbolKind.FUNC if self.ins.op.control == "call" else SymbolKind.LABEL
+            return min(named, key=lambda s: s.kind != first).name
         return generated_label(target) if target in self.generated else str(distance)
 
     def reference_text(self, field: Field, word: int) -> str:
@@ -160,29 +162,6 @@ class Listing:
     def _blobs(self) -> list[Symbol]:
         return sorted((s for s in self.p.symbols if s.kind in DATA), key=lambda s: (s.value, s.size))
 
-    def _pool_is_canonical(self) -> bool:
-        """Whether DATA is the named values and then the strings of operands in order of first use, as the assembler
-        lays them out; only then can strings stand in the operands."""
-        p, blobs = self.p, self._blobs()
-        end = max((s.value + s.size for s in blobs), default=0)
-        known: dict[str, int] = {}
-        for s in blobs:
-            if s.kind == SymbolKind.STRING:
-                known.setdefault(p.string(s.value), s.value)
-        pool = bytearray()
-        for r in p.relocs:
-            if r.kind == RelocKind.STRING and r.symbol == NO_SYMBOL:
-                text = p.string(r.addend)
-                if text not in known:
-                    at = -(-(end + len(pool)) // STRING_ALIGN) * STRING_ALIGN
-                    pool += bytes(at - end - len(pool))
-                    known[text] = at
-                    raw = text.encode("utf-8")
-                    pool += len(raw).to_bytes(4, "little") + raw
-                if known[text] != r.addend:
-                    return False
-        return p.data[end:] == pool
-
     def _data(self) -> list[str]:
         p, end = self.p, 0                          # end: how far the assembler's DATA would reach
         out: list[str] = []
@@ -213,8 +192,8 @@ class Listing:
         if s.kind == SymbolKind.STRING:
             return [f"{s.name}: .str {quote(self.p.string(s.value))}"]
         dtype = BY_CODE[s.dtype]
-        addresses = {r.offset - s.value: self._address_text(r) for r in self.p.relocs
-                     if r.section == "DATA" and s.value <= r.offset < s.value + s.size}
+        low, high = (bisect.bisect_left(self.in_data, at, key=lambda r: r.offset) for at in (s.value, s.value + s.size))
+        addresses = {r.offset - s.value: self._address_text(r) for r in self.in_data[low:high]}
         lines = format_blob(dtype, s.shape, self.p.data[s.value:s.value + s.size], addresses)
         return _joined(f"{s.name}: ", f".{dtype.name.lower()} ", lines)
 

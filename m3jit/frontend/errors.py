@@ -7,6 +7,8 @@ from typing import Iterable
 
 from m3jit.errors import UserError
 
+MAX_SHOWN = 160                    # characters of a source line in a message
+
 
 @dataclass(frozen=True)
 class SourceError:
@@ -25,10 +27,19 @@ class SourceError:
         if self.hint:
             out += f"; {self.hint}"
         if self.source:
-            shown = self.source.replace("\t", " ")
-            mark = " " * (self.column - 1) + "^" + "~" * max(0, min(self.width, len(shown) - self.column + 1) - 1)
+            shown, column = _window(self.source.replace("\t", " "), self.column)
+            mark = " " * (column - 1) + "^" + "~" * max(0, min(self.width, len(shown) - column + 1) - 1)
             out += f"\n    {shown}\n    {mark}"
         return out
+
+
+def _window(line: str, column: int) -> tuple[str, int]:
+    """The part of a long line around a column, and the column in it."""
+    if len(line) <= MAX_SHOWN:
+        return line, column
+    start = max(0, min(column - MAX_SHOWN // 2, len(line) - MAX_SHOWN))
+    part = line[start:start + MAX_SHOWN]
+    return ("..." if start else "") + part + ("..." if start + MAX_SHOWN < len(line) else ""), column - start + 3 * bool(start)
 
 
 class AssemblyError(UserError):

@@ -24,7 +24,7 @@ _HEX = re.compile(r"0[xX][0-9a-fA-F_]+\Z")
 
 
 class Token(NamedTuple):
-    """kind: word number string shape symbol address, or the mark itself."""
+    """kind: word number string shape symbol address, or the mark itself; "bad" for what is no token (reported)."""
     kind: str
     text: str
     line: int
@@ -55,8 +55,6 @@ class Source:
         if token is not None:
             line, column, width = token.line, token.column, max(1, len(token.text))
         text = self.physical[line - 1] if 0 < line <= len(self.physical) else ""
-        if len(text) > 200:
-            text = ""
         return SourceError(self.file, line, column, message, text, width, hint, severity)
 
 
@@ -99,7 +97,9 @@ def _tokens(source: Source, raw: str, number: int) -> list[Token]:
     while at < len(raw):
         m = _TOKEN.match(raw, at)
         if m is None:
-            at = _bad(source, raw, at, number)
+            end = _bad(source, raw, at, number)
+            out.append(Token("bad", raw[at:end], number, at + 1))
+            at = end
             continue
         kind = m.lastgroup or ""
         if kind == "comment":

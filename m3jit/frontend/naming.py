@@ -7,6 +7,7 @@ from m3jit.frontend.errors import suggest
 from m3jit.frontend.lexer import Token, unquote
 from m3jit.frontend.numbers import Literal
 from m3jit.frontend.operand_text import TextError
+from m3jit.frontend.pool import StringPool
 from m3jit.frontend.program import LOCAL_LABEL, NAME, NO_SYMBOL, Reloc, RelocKind, Symbol, SymbolKind
 from m3jit.frontend.scopes import IMPLICIT, MAX_PARAMS, RegisterScope, bank_of, physical
 from m3jit.frontend.syntax import Value
@@ -16,7 +17,6 @@ from m3jit.isa.table import Op
 if TYPE_CHECKING:
     from m3jit.frontend.assembler import _Assembler
 
-STRING_ALIGN = 4
 
 
 class NameTable:
@@ -38,8 +38,7 @@ class NameTable:
         self.functions: dict[str, RegisterScope] = {}
         self.data = bytearray()
         self.strings: dict[str, int] = {}                  # text -> DATA offset of strings declared in .data
-        self.pool: dict[str, int] = {}                     # literals of operands, in order of first use
-        self.pool_bytes = bytearray()
+        self.pool = StringPool(self.strings)               # literals of operands
         self._symbols: list[Symbol] = []
         self._index: dict[str, int] = {}
         self.relocs: list[Reloc] = []
@@ -135,15 +134,8 @@ class NameTable:
 
     def intern(self, text: str) -> int:
         """Offset in DATA of a string: one declared in .data, or in the pool behind it."""
-        if text in self.strings:
-            return self.strings[text]
-        if text not in self.pool:
-            start = -(-(len(self.data) + len(self.pool_bytes)) // STRING_ALIGN) * STRING_ALIGN
-            self.pool_bytes += bytes(start - len(self.data) - len(self.pool_bytes))
-            self.pool[text] = start
-            raw = text.encode("utf-8")
-            self.pool_bytes += len(raw).to_bytes(4, "little") + raw
-        return self.pool[text]
+        self.pool.end = len(self.data)              # complete: strings are asked for in the last walk
+        return self.pool.intern(text)
 
     def data_with_strings(self) -> bytearray:
         """The DATA section; also notes the relocations inside it."""
@@ -151,7 +143,7 @@ class NameTable:
             i = self.lookup(Value("word", token), name)
             if i is not None:
                 self.relocs.append(Reloc("DATA", offset, RelocKind.ADDRESS, i, addend))
-        return self.data + self.pool_bytes
+        return self.data + self.pool.data
 
     # -- symbols --------------------------------------------------------------------------------------------------
 

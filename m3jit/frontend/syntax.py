@@ -50,6 +50,8 @@ class _Problem(Exception):
 def parse(source: Source) -> Iterator[Statement]:
     """Every statement that can be read; problems go to `source.errors`."""
     for line in source.lines:
+        if any(t.kind == "bad" for t in line.tokens):
+            continue                                # reported by the lexer
         try:
             yield _statement(line)
         except _Problem as p:

@@ -1,16 +1,17 @@
 """The verifier: everything a program must satisfy before it runs, all findings at once."""
 from __future__ import annotations
 
+import bisect
 from typing import Iterator
 
 from m3jit.frontend.errors import Finding
-from m3jit.frontend.program import (NAME, NO_SYMBOL, Program, Reloc, RelocKind, Symbol, SymbolKind, reloc_word,
+from m3jit.frontend.program import (LOCAL_LABEL, NAME, NO_SYMBOL, Program, Reloc, RelocKind, Symbol, SymbolKind, reloc_word,
                                     required_mask)
-from m3jit.frontend.scopes import IMPLICIT, MAX_PARAMS, physical
+from m3jit.frontend.scopes import IMPLICIT, MAX_PARAMS, bank_of, physical
 from m3jit.isa.capabilities import names
-from m3jit.isa.fields import ABSENT, BANK_SIZES, EncodingError, LabelField, SymbolField
+from m3jit.isa.fields import ABSENT, BANK_LETTERS, BANK_SIZES, GPR, STATE, EncodingError, LabelField, SymbolField
 from m3jit.isa.table import Instruction, decode, load_table
-from m3jit.isa.types import BOOL, BY_CODE
+from m3jit.isa.types import BOOL, BY_CODE, I64
 
 MAX_FINDINGS = 1000
 _WHERE = {RelocKind.BRANCH: "branch", RelocKind.STRING: "string", RelocKind.VALUE: "value", RelocKind.ADDRESS: "address"}
@@ -32,6 +33,32 @@ def verify(program: Program) -> list[Finding]:
     return out
 
 
+class _Facts:
+    """What the checks of symbols and relocations look up, gathered once."""
+
+    def __init__(self, p: Program, starts: dict[int, Instruction]):
+        self.p, self.starts = p, starts
+        self.functions: dict[int, int] = {}                        # TEXT offset -> how many
+        self.registers: dict[int, dict[str, int]] = {}             # scope -> name -> register
+        self.named: dict[tuple[int, int], int] = {}                # (scope, register) -> how many names
+        self.models: set[str] = set()
+        self.used = {r.symbol for r in p.relocs}
+        self.integers: set[int] = set()                            # DATA offsets of I64 elements that have relocations
+        for s in p.symbols:
+            if s.kind == SymbolKind.FUNC:
+                self.functions[s.value] = self.functions.get(s.value, 0) + 1
+            elif s.kind == SymbolKind.REGISTER:
+                self.registers.setdefault(s.scope, {})[s.name] = s.value
+                self.named[s.scope, s.value] = self.named.get((s.scope, s.value), 0) + 1
+            elif s.kind == SymbolKind.MODEL:
+                self.models.add(s.name)
+        wanted = sorted(r.offset for r in p.relocs if r.section == "DATA")
+        for s in p.symbols if wanted else ():
+            if s.kind == SymbolKind.DATA and s.dtype == I64.code:
+                low, high = bisect.bisect_left(wanted, s.value), bisect.bisect_left(wanted, s.value + s.size)
+                self.integers.update(o for o in wanted[low:high] if (o - s.value) % 8 == 0)
+
+
 def _all(p: Program) -> Iterator[Finding]:
     starts: dict[int, Instruction] = {}
     yield from _text(p, starts)
@@ -42,8 +69,9 @@ def _all(p: Program) -> Iterator[Finding]:
         need = required_mask(starts.values())
         if need != p.required:
             yield Finding("TEXT", 0, f"REQUIRED names {_bits(p.required)}, the instructions need {_bits(need)}")
-    yield from _symbols(p, starts)
-    yield from _relocs(p, starts)
+    facts = _Facts(p, starts)
+    yield from _symbols(facts)
+    yield from _relocs(facts)
     yield from _lines(p, starts)
     yield from _imports(p)
 
@@ -69,11 +97,12 @@ def _text(p: Program, starts: dict[int, Instruction]) -> Iterator[Finding]:
                               "the start of an instruction", p.line_of(pc))
 
 
-def _symbols(p: Program, starts: dict[int, Instruction]) -> Iterator[Finding]:
+def _symbols(v: _Facts) -> Iterator[Finding]:
+    p = v.p
     seen: dict[tuple, Symbol] = {}
     last, data_end = None, 0
     for i, s in enumerate(p.symbols):
-        problem = _symbol_problem(p, s, starts)
+        problem = _symbol_problem(v, s, i)
         if last is not None and s.order <= last.order:
             problem = problem or f"it stands after {last.name}; symbols have one canonical order"
         key = (s.name, s.scope if s.kind == SymbolKind.REGISTER else None)
@@ -90,39 +119,41 @@ def _symbols(p: Program, starts: dict[int, Instruction]) -> Iterator[Finding]:
         data_end = max(data_end, s.value + s.size)
 
 
-def _symbol_problem(p: Program, s: Symbol, starts: dict[int, Instruction]) -> str:
+def _symbol_problem(v: _Facts, s: Symbol, index: int) -> str:
     plain = s.kind not in (SymbolKind.TENSOR, SymbolKind.REGISTER)
-    if plain and (not NAME.match(s.name) or s.name == "_" or physical(s.name)):
-        return "not a name"
+    if plain and (not NAME.match(s.name) or s.name == "_" or physical(s.name) or IMPLICIT.match(s.name)):
+        return "not a name, or one that looks like a register"
+    if LOCAL_LABEL.match(s.name):
+        return "a name kept for local labels"
+    if s.kind == SymbolKind.TENSOR and index not in v.used:
+        return "no instruction names it"
     if s.scope and s.kind != SymbolKind.REGISTER or s.text and s.kind != SymbolKind.MODEL or \
             s.params and s.kind != SymbolKind.FUNC or (s.dtype or s.shape) and s.kind != SymbolKind.DATA:
         return "a field that its kind does not have"
     if s.exported and s.kind not in (SymbolKind.LABEL, SymbolKind.FUNC, SymbolKind.DATA, SymbolKind.STRING):
         return "only code and data are exported"
-    return _KINDS[s.kind](p, s, starts)
+    return _KINDS[s.kind](v, s)
 
 
-def _code_problem(p: Program, s: Symbol, starts: dict[int, Instruction]) -> str:
-    if s.size or s.value not in starts and s.value != len(p.text):
+def _code_problem(v: _Facts, s: Symbol) -> str:
+    if s.size or s.value not in v.starts and s.value != len(v.p.text):
         return f"0x{s.value:x} is not the start of an instruction"
-    if IMPLICIT.match(s.name):
-        return "a label that looks like a register"
     if len(s.params) > MAX_PARAMS or any(not IMPLICIT.match(n) or n[0] != "r" for n in s.params) or \
             len(set(s.params)) != len(s.params):
         return "parameters are distinct names such as rX, at most 12"
-    registers = {r.name: r.value for r in p.symbols if r.kind == SymbolKind.REGISTER and r.scope == 1 + s.value}
+    registers = v.registers.get(1 + s.value, {})
     if s.kind == SymbolKind.FUNC:
         if not s.exported:
             return "functions are exported"
         if any(registers.get(n) != i for i, n in enumerate(s.params)):
             return "its parameters are not the registers R0, R1, ... of its scope"
-        if any(o.kind == SymbolKind.FUNC and o.value == s.value and o is not s for o in p.symbols):
+        if v.functions[s.value] > 1:
             return "two functions at one place"
     return ""
 
 
-def _data_problem(p: Program, s: Symbol, starts: dict[int, Instruction]) -> str:
-    dtype = BY_CODE.get(s.dtype)
+def _data_problem(v: _Facts, s: Symbol) -> str:
+    p, dtype = v.p, BY_CODE.get(s.dtype)
     if dtype is None:
         return f"dtype {s.dtype} does not exist"
     if s.value > len(p.data) or s.size > len(p.data) - s.value:
@@ -143,7 +174,8 @@ def _data_problem(p: Program, s: Symbol, starts: dict[int, Instruction]) -> str:
     return ""
 
 
-def _string_problem(p: Program, s: Symbol, starts: dict[int, Instruction]) -> str:
+def _string_problem(v: _Facts, s: Symbol) -> str:
+    p = v.p
     problem = string_problem(p, s.value)
     if not problem and s.size != 4 + int.from_bytes(p.data[s.value:s.value + 4], "little"):
         problem = f"its size is {s.size}"
@@ -164,31 +196,28 @@ def string_problem(p: Program, offset: int) -> str:
     return ""
 
 
-def _tensor_problem(p: Program, s: Symbol, starts: dict[int, Instruction]) -> str:
+def _tensor_problem(v: _Facts, s: Symbol) -> str:
     model, colon, tensor = s.name.partition(":")
     if not colon or not tensor or s.value or s.size:
         return "a tensor is named model:tensor"
-    if not any(o.kind == SymbolKind.MODEL and o.name == model for o in p.symbols):
+    if model not in v.models:
         return f"there is no model {model}"
     return ""
 
 
-def _outside_problem(p: Program, s: Symbol, starts: dict[int, Instruction]) -> str:
+def _outside_problem(v: _Facts, s: Symbol) -> str:
     return "it has no place or size of its own" if s.value or s.size else ""
 
 
-def _register_problem(p: Program, s: Symbol, starts: dict[int, Instruction]) -> str:
+def _register_problem(v: _Facts, s: Symbol) -> str:
     bank, index = s.value >> 8, s.value & 255
-    if s.value >> 16 or bank > 3 or index >= BANK_SIZES[bank] or bank == 0 and index == ABSENT or s.size:
+    if s.value >> 16 or bank > 3 or index >= BANK_SIZES[bank] or bank == GPR and index == ABSENT or s.size:
         return f"register {s.value:#x} does not exist"
-    if not NAME.match(s.name) or "." in s.name or s.name == "_" or physical(s.name):
-        return "not a name for a register"
-    if s.scope and (bank >= 2 or not any(o.kind == SymbolKind.FUNC and o.value == s.scope - 1 for o in p.symbols)):
+    if not IMPLICIT.match(s.name) or "." in s.name or bank_of(s.name) != bank:
+        return f"not a name for {BANK_LETTERS[bank]}{index}; such names start with r, v, s or sp and a capital"
+    if s.scope and (bank >= STATE or s.scope - 1 not in v.functions):
         return f"there is no function at 0x{s.scope - 1:x}, or the register is not a function's own"
-    if IMPLICIT.match(s.name) and "rvs".index(s.name[0]) != bank:
-        return f"a name for bank {'RVS'['rvs'.index(s.name[0])]} on another bank's register"
-    twins = [o for o in p.symbols if o.kind == SymbolKind.REGISTER and o.value == s.value and o.scope == s.scope]
-    return "the register has two names" if len(twins) > 1 else ""
+    return "the register has two names" if v.named[s.scope, s.value] > 1 else ""
 
 
 _KINDS = {SymbolKind.LABEL: _code_problem, SymbolKind.FUNC: _code_problem, SymbolKind.DATA: _data_problem,
@@ -198,7 +227,8 @@ _KINDS = {SymbolKind.LABEL: _code_problem, SymbolKind.FUNC: _code_problem, Symbo
 
 # -- relocations --------------------------------------------------------------------------------------------------
 
-def _relocs(p: Program, starts: dict[int, Instruction]) -> Iterator[Finding]:
+def _relocs(v: _Facts) -> Iterator[Finding]:
+    p, starts = v.p, v.starts
     places: dict[int, tuple[str, int]] = {}
     for pc, ins in starts.items():
         for f in ins.op.operands():
@@ -209,14 +239,15 @@ def _relocs(p: Program, starts: dict[int, Instruction]) -> Iterator[Finding]:
     last: tuple = ("", -1)
     for i, r in enumerate(p.relocs):
         order = (r.section != "TEXT", r.offset)
-        problem = "relocations are in order of place" if i and order <= last else _reloc_problem(p, r, places)
+        problem = "relocations are in order of place" if i and order <= last else _reloc_problem(v, r, places)
         if problem:
             yield Finding("RELOCS", i, f"relocation at {r.section}+0x{r.offset:x}: {problem}", p.line_of(r.offset)
                           if r.section == "TEXT" else None)
         last = order
 
 
-def _reloc_problem(p: Program, r: Reloc, places: dict[int, tuple[str, int]]) -> str:
+def _reloc_problem(v: _Facts, r: Reloc, places: dict[int, tuple[str, int]]) -> str:
+    p = v.p
     if r.symbol != NO_SYMBOL and r.symbol >= len(p.symbols):
         return f"symbol {r.symbol}; there are {len(p.symbols)}"
     s = p.symbols[r.symbol] if r.symbol != NO_SYMBOL else None
@@ -230,7 +261,7 @@ def _reloc_problem(p: Program, r: Reloc, places: dict[int, tuple[str, int]]) -> 
             return f"a {_WHERE[r.kind]} on {'no operand' if not what else 'an operand that holds a ' + what}"
         if r.kind == RelocKind.BRANCH and r.addend != r.offset - pc:
             return f"addend {r.addend} on a branch; it must be {r.offset - pc}"
-    elif r.kind != RelocKind.ADDRESS or not _in_integer(p, r.offset):
+    elif r.kind != RelocKind.ADDRESS or r.offset not in v.integers:
         return "in DATA only an element of an I64 value can be an address"
     problem = _target_problem(p, r, s)
     if problem:
@@ -238,11 +269,6 @@ def _reloc_problem(p: Program, r: Reloc, places: dict[int, tuple[str, int]]) -> 
     word = int.from_bytes(section[r.offset:r.offset + width], "little")
     want = reloc_word(r, p.symbols) % (1 << 8 * width)
     return "" if word == want else f"the word is {word:#x}, it must be {want:#x}"
-
-
-def _in_integer(p: Program, offset: int) -> bool:
-    return any(s.kind == SymbolKind.DATA and s.dtype == 27 and s.value <= offset < s.value + s.size
-               and (offset - s.value) % 8 == 0 for s in p.symbols)
 
 
 def _target_problem(p: Program, r: Reloc, s: Symbol | None) -> str:
