@@ -51,7 +51,7 @@ class Frame:
 
     def _copy(self, change: Any, parent: "Frame | None") -> "Frame":
         R = list(self.R)
-        change(R)
+        change(R, len(R))
         return Frame(R, self.V, self.back, self.args, parent)
 
 
@@ -62,12 +62,13 @@ class Root:
 
 class Context:
     """One thread of execution inside a machine."""
-    __slots__ = ("id", "index", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts", "model",
+    __slots__ = ("id", "index", "used", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts", "model",
                  "priority", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired", "status",
                  "waiting_for", "interrupt", "leave", "budget", "trap", "newest_snapshot", "profile_tag")
 
-    def __init__(self, id: int, memory: ContextMemory, seed: int = DEFAULT_SEED):
+    def __init__(self, id: int, memory: ContextMemory, seed: int = DEFAULT_SEED, used: int = 256):
         self.id, self.index = id, 0
+        self.used = used                                 # general registers from this number on are never written
         self.R: list[Any] = [None] * 256
         self.V: list[Any] = [None] * 32
         self.S: list[Any] = [None] * 64
@@ -95,7 +96,7 @@ class Context:
         """The root as it is now; later writes of this context do not reach it."""
         r = Root()
         r.R, r.V, r.S = list(self.R), list(self.V), list(self.S)
-        weaken(r.R)
+        weaken(r.R, self.used)
         r.frames = self.frames.weakened() if self.frames else None
         r.flags, r.rng, r.cursors, r.texts, r.model = self.flags, self.rng, self.cursors, self.texts, self.model
         r.states, r.memory = self.states.share(), self.memory.share()
@@ -108,7 +109,7 @@ class Context:
         self.rng, self.cursors, self.texts, self.model = root.rng, root.cursors, root.texts, root.model
         if registers:
             R = list(root.R)
-            revive(R)                                    # while the registers that are replaced still hold them
+            revive(R, self.used)                             # while the registers that are replaced still hold them
             frames = root.frames.revived() if root.frames else None
             self.R, self.V, self.S, self.frames, self.flags = R, list(root.V), list(root.S), frames, root.flags
 

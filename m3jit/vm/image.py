@@ -7,8 +7,8 @@ import numpy as np
 
 from m3jit.errors import OperandError, UserError
 from m3jit.ir.eager_scalar import wrap64
-from m3jit.isa.fields import Reg
-from m3jit.isa.table import Instruction, encode
+from m3jit.isa.fields import GPR, Reg
+from m3jit.isa.table import ESCAPES, Instruction, encode
 from m3jit.isa.types import U8, Tensor
 
 
@@ -50,6 +50,7 @@ class Image:
         self.loop_heads: frozenset[int] = frozenset(
             pc + ins.args["target"] for pc, ins in pairs if ins.op.control in ("jump", "branch", "interrupt")
             and ins.args["target"] <= 0 and pc + ins.args["target"] in self.index_of)
+        self.used_registers: int = _used_registers(self.instructions)
         if pairs and self.entry_pc not in self.index_of:
             raise UserError(f"{self.name}: the entry point 0x{self.entry_pc:04x} is not the start of an instruction")
 
@@ -127,3 +128,15 @@ def show(ins: Instruction) -> str:
             words.append(str(v) if f.name in ("imm", "to", "index", "axis") else f"{f.name.upper()}={v}")
     return f"{ins.op.name} {', '.join(words)}".strip()
 
+
+def _used_registers(instructions: list[Instruction]) -> int:
+    """One more than the highest general register an instruction names (256 when extensions may name any)."""
+    top = 12                                     # a callee's parameters are R0-R11
+    for ins in instructions:
+        if ins.op.code in ESCAPES:
+            return 256
+        for v in ins.args.values():
+            for r in v if v.__class__ is tuple else (v,):
+                if r.__class__ is Reg and r.bank == GPR:
+                    top = max(top, r.index + 1)
+    return top

@@ -85,17 +85,15 @@ class SnapshotStore:
         return found
 
 
-def weaken(registers: list[Any]) -> None:
-    """Replace snapshot handles in a captured register list by weak ones."""
-    if SnapshotHandle in set(map(type, registers)):
-        for i, v in enumerate(registers):
-            if v.__class__ is SnapshotHandle:
-                registers[i] = v.weakened()
+def weaken(registers: list[Any], used: int) -> None:
+    """Replace snapshot handles among the first `used` of captured registers by weak ones."""
+    for i, v in enumerate(registers[:used]):
+        if v.__class__ is SnapshotHandle:
+            registers[i] = v.weakened()
 
 
-def revive(registers: list[Any]) -> None:
+def revive(registers: list[Any], used: int) -> None:
     """The opposite, when captured registers become a running context's."""
-    if SnapshotHandle in set(map(type, registers)):
-        for i, v in enumerate(registers):
-            if v.__class__ is SnapshotHandle:
-                registers[i] = v.revived()
+    for i, v in enumerate(registers[:used]):
+        if v.__class__ is SnapshotHandle:
+            registers[i] = v.revived()

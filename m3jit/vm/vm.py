@@ -12,7 +12,7 @@ from typing import Any, Callable
 import numpy as np
 
 from m3jit.errors import Deadlock, Interrupted, LimitError, Trap, UserError
-from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, SPECIAL, Reg
+from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, GPR, SPECIAL, Reg
 from m3jit.isa.types import Tensor
 from m3jit.vm import binding, regions as region_factory
 from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, Context
@@ -93,7 +93,7 @@ class VM(HostStreams):
     # -- contexts and registers -------------------------------------------------------------------------------------
     def new_context(self) -> Context:
         """A context that is not scheduled yet."""
-        return Context(next(self._ids), ContextMemory(self.memory), self.seed)
+        return Context(next(self._ids), ContextMemory(self.memory), self.seed, self.image.used_registers)
 
     def register(self, name: str | Reg) -> Reg:
         """The register of a name: R7, V3, S0, or a name the program declares."""
@@ -131,6 +131,10 @@ class VM(HostStreams):
         if reg.bank == SPECIAL or reg.index >= BANK_SIZES[reg.bank] or reg == Reg(0, 255):
             raise UserError(f"{reg} cannot be written")
         with self._entered():
+            if reg.bank == GPR and reg.index >= self.image.used_registers:
+                self.image.used_registers = 256
+                for ctx in (self.main, *self.scheduler.contexts.values()):
+                    ctx.used = 256
             binding.put(context or self.main, reg, value)
 
     # -- running ----------------------------------------------------------------------------------------------------
