@@ -27,8 +27,19 @@ def make(vm: Any, backend: str, threads: int | None) -> Any:
         raise UnsupportedError(f"no backend {backend!r}; available: {', '.join(BACKENDS)}")
     from m3jit.vm.jit import Compiler, Jit
     n = threads or len(os.sched_getaffinity(0))
-    compiler = Compiler(engine(backend), weights(), n, name=backend)
+    code = LazyEngine(backend) if backend == "auto" else engine(backend)     # a named backend that cannot run says so now
+    compiler = Compiler(code, weights(), n, name=backend)
     return Jit(vm.image, vm.machine, compiler, vm.stop_word, eager=backend != "auto")
+
+
+class LazyEngine:
+    """A code generator that is loaded when the first region is compiled: short programs never need it."""
+
+    def __init__(self, backend: str):
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(engine(self._backend), name)
 
 
 @functools.cache
