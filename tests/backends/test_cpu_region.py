@@ -245,6 +245,24 @@ def test_barriers_order_launches(level, n):
         assert frame[FREE + 4] == x[-1] and frame[FrameWord.RETIRED] == steps
 
 
+def test_replicated_launches_need_no_barrier_after_them():
+    """Every thread computes the whole first step; the second, shared one reads what its own thread wrote."""
+    kernel, n = step_kernel(), 640
+    p, q, out = (Scalar("frame", "ptr", attrs={"word": FREE + i}) for i in range(3))
+    zero = const(0.0, "f32")
+    body = [p, q, out, Launch(kernel, [p, q, const(n), const(3), zero], replicated=True),
+            Launch(kernel, [q, out, const(n), const(5), zero]), Barrier()]
+    region = engine("native").region(Plan("replicated", FREE + 3, [PlanBlock("e", body=body, end=Exit(0, []))]))
+    assert region.parallel
+    x = np.arange(n, dtype=np.int32)
+    first = x * 3 + np.roll(x, -64)
+    for threads in (1, 2, 3) * 20:
+        a, b, c, frame = x.copy(), np.full(n, -1, np.int32), np.zeros(n, np.int32), frame_of(FREE + 3)
+        frame[FREE:] = a.ctypes.data, b.ctypes.data, c.ctypes.data
+        region.run(frame, threads)
+        assert (b == first).all() and (c == first * 5 + np.roll(first, -64)).all()
+
+
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("level", LEVELS)
 def test_element(level, dtype):

@@ -41,7 +41,8 @@ _SHIFTS = {"shl": "shl", "shr": "lshr", "sar": "ashr"}
 
 def is_parallel(plan: Plan) -> bool:
     """Does any statement share work between threads?  Purely scalar plans are run by one thread."""
-    return any(isinstance(s, Copy) or (isinstance(s, Launch) and s.parallel and not s.replicated) for b in plan.blocks for s in b.body)
+    return any(isinstance(s, Copy) or (isinstance(s, Launch) and s.parallel and not s.replicated)
+               for b in plan.blocks for s in b.body)
 
 
 def render_region(plan: Plan, target: CpuTarget, digest: Callable[[Kernel], str]) -> str:
