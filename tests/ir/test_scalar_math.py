@@ -11,6 +11,7 @@ from scipy import special
 
 from m3jit.ir import eager_math, scalar_math
 from m3jit.ir.loop import Builder
+from tests.exact import exact_f32
 
 WITNESS = {"exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": special.erf, "sin": np.sin, "cos": np.cos,
            "sigmoid": special.expit}
@@ -98,22 +99,6 @@ def test_the_same_text_builds_a_kernel(name):
 
 
 # -- fma -----------------------------------------------------------------------------------------------------------
-
-def exact_f32(value: Fraction) -> np.float32:
-    """The f32 nearest to a fraction, ties to even, by integer arithmetic."""
-    if value == 0:
-        return np.float32(0)
-    sign, v = (-1 if value < 0 else 1), abs(value)
-    e = v.numerator.bit_length() - v.denominator.bit_length()
-    e = e - 1 if v < Fraction(2) ** e else e
-    unit = Fraction(2) ** (max(e, -126) - 23)
-    n = v / unit
-    whole = n.numerator // n.denominator
-    rest = n - whole
-    whole += rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1)
-    result = whole * unit
-    return np.float32(sign * np.inf) if result >= 2 ** 128 else np.float32(sign * float(result))
-
 
 def assert_fma32(a, b, c):
     a, b, c = (np.asarray(v, np.float32).ravel() for v in (a, b, c))
