@@ -14,7 +14,6 @@ from typing import Any, Callable
 from m3jit.errors import OperandError
 from m3jit.isa.fields import (FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, RegList, ShapeField, SPECIAL)
 from m3jit.isa.table import Instruction
-from m3jit.isa.types import Tensor
 from m3jit.vm import values
 from m3jit.vm.values import Handle, classes_of, expected, said
 
@@ -228,6 +227,3 @@ def arguments(ops: list[Operand], ctx: Any) -> list[Any]:
                 _fault(o, v)
             out.append(v)
     return out
-
-
-__all__ = ["Operand", "Handler", "Tensor", "arguments", "operands", "put", "value_handler"]

@@ -14,7 +14,8 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from m3jit.errors import InternalError, M3Error, OperandError, Trap
+from m3jit.errors import (Deadlock, InternalError, Interrupted, LimitError, M3Error, OperandError, SinkClosed, Trap,
+                          UnsupportedError, UserError)
 from m3jit.ir.eager_scalar import PREDICATES
 from m3jit.isa.fields import Reg
 from m3jit.vm import binding
@@ -25,6 +26,7 @@ from m3jit.vm.values import WRITABLE
 from m3jit.vm.waiting import Blocked
 
 SLOW = -1
+ENDS_THE_RUN = (SinkClosed, LimitError, Interrupted, Deadlock, UnsupportedError)     # not the fault of one instruction
 Handler = binding.Handler
 
 
@@ -313,6 +315,10 @@ class Interpreter:
             return
         if isinstance(error, MemoryError):
             ctx.trap = self.trap(ctx, index, f"out of memory: {error}" if str(error) else "out of memory")
+            return
+        if isinstance(error, UserError) and not isinstance(error, ENDS_THE_RUN):
+            ctx.trap = self.trap(ctx, index, str(error))
+            ctx.trap.__cause__ = error
             return
         if isinstance(error, M3Error):
             raise error

@@ -2,17 +2,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
-from m3jit.errors import OperandError, StreamError
-from m3jit.ir.eager_scalar import wrap64
+from m3jit.errors import M3Error, OperandError, StreamError
 from m3jit.isa.types import BF16, F32, FLOATS, I16, I64, INTS, U8, Tensor
 from m3jit.vm.context import Context
-from m3jit.vm.sources import END, NOTHING, ArraySource, QueueSource, RingSource, Source, open_file_source
+from m3jit.vm.sources import END, NOTHING, QueueSource, RingSource, Source, open_file_source
 from m3jit.vm.streams import Item, Ring, Sink, open_file_sink
 from m3jit.vm.values import Handle, normalise, said
+from m3jit.vm.waiting import Blocked
 
 NO_TEXT = 2 ** 64 - 1              # word of an absent string operand
 
@@ -42,7 +42,7 @@ class StreamsView:
         else:
             item, rest = _plain_item(value, form, rate), None
         if item is not None:
-            target.write(item, blocking)
+            _outside(f"sink {target.name}", lambda: target.write(item, blocking))
         if rest is not None:
             self.ctx.texts = {**self.ctx.texts, target.name: rest}
         if self.vm.scheduler.waiting() or getattr(target, "host_reads", False):
@@ -116,7 +116,8 @@ class StreamsView:
         at = self.ctx.cursors.get(source.name, 0)
         if count < 0:
             raise OperandError(f"COUNT={count}; it cannot be negative")
-        value, after = self.observe("sense", lambda: source.read(at, count, blocking))    # type: ignore[attr-defined]
+        value, after = self.observe("sense", lambda: _outside(    # type: ignore[attr-defined]
+            f"source {source.name}", lambda: source.read(at, count, blocking)))
         if after != at:
             self.ctx.cursors = {**self.ctx.cursors, source.name: after}
         if self.vm.scheduler.waiting():
@@ -160,6 +161,16 @@ class StreamsView:
         if isinstance(value, np.ndarray):
             return Tensor.of(np.array(value))
         return normalise(value)
+
+
+def _outside(what: str, action: Callable[[], Any]) -> Any:
+    """Call the host's code; what it raises is a StreamError, not an error of m3jit."""
+    try:
+        return action()
+    except (M3Error, Blocked):
+        raise
+    except Exception as e:
+        raise StreamError(f"{what} raised {type(e).__name__}: {e}") from e
 
 
 def complete_text(data: bytes) -> tuple[bytes, bytes]:
@@ -253,6 +264,3 @@ def resolve_file(base: Path | None, name: str, action: str) -> Path:
         raise StreamError(f"the program wants to {action} {name!r}, outside the directory {base.resolve()} it may use; "
                           f"VM(files=...) names another")
     return path
-
-
-__all__ = ["ArraySource", "NO_TEXT", "StreamsView", "complete_text", "resolve_file", "wrap64"]

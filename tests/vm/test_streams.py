@@ -126,7 +126,7 @@ def test_input_beyond_reach_is_named():
     from m3jit.vm.sources import QueueSource
     vm = machine("FORK rS\n" + "SENSE rA, TOKEN\n" * 5 + "ABORT rS\nSENSE rA, TOKEN\nHALT")
     vm.set_source("TOKEN", QueueSource("TOKEN", vm.signal, range(9), reach=3))
-    with pytest.raises(StreamError, match="item 0 is beyond its reach"):
+    with pytest.raises(Trap, match="item 0 is beyond its reach"):
         vm.run()
 
 
@@ -209,13 +209,13 @@ def test_raw_bytes_to_a_file(tmp_path):
 def test_files_stay_inside_their_directory(tmp_path):
     (tmp_path / "in").mkdir()
     for name in ("../x.txt", "/etc/x.txt"):
-        with pytest.raises(StreamError, match="outside the directory"):
+        with pytest.raises(Trap, match="outside the directory"):
             run(f'LOADI r1, 1\nSTREAM r1, FILE, NAME="{name}"\nHALT', files=tmp_path / "in")
-    with pytest.raises(StreamError, match="gives it no files"):
+    with pytest.raises(Trap, match="gives it no files"):
         run('SENSE r1, FILE, NAME="x"\nHALT', files=None)
-    with pytest.raises(StreamError, match="cannot read .*No such file"):
+    with pytest.raises(Trap, match="cannot read .*No such file"):
         run('SENSE r1, FILE, NAME="none.wav"\nHALT', files=tmp_path)
-    with pytest.raises(StreamError, match="cannot write .*No such file"):
+    with pytest.raises(Trap, match="cannot write .*No such file"):
         run('LOADI r1, 1\nSTREAM r1, FILE, NAME="d/none.txt"\nHALT', files=tmp_path)
 
 
@@ -223,7 +223,7 @@ def test_files_stay_inside_their_directory(tmp_path):
                                           (b"", "e.npy"), (b"\x93NUMPY\x01\x00\x02\x00{}", "z.npy")])
 def test_damaged_files(tmp_path, content, name):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(StreamError, match=name):
+    with pytest.raises(Trap, match=name):
         run(f'SENSE r1, FILE, NAME="{name}"\nHALT', files=tmp_path)
 
 
@@ -233,10 +233,10 @@ def test_damaged_files(tmp_path, content, name):
 def test_forms_a_sink_does_not_store(tmp_path, name, value, words):
     vm = machine(f'STREAM r1, FILE, NAME="{name}"\nHALT', files=tmp_path)
     vm.set("r1", value)
-    with pytest.raises((Trap, StreamError), match=words):
+    with pytest.raises(Trap, match=words):
         vm.run()
     vm = machine(f'LOADI r1, "x"\nSTREAM r1, FILE, FORMAT=TEXT, NAME="{name}"\nHALT', files=tmp_path)
-    with pytest.raises(StreamError, match="takes FORMAT=AUDIO_PCM, not TEXT"):
+    with pytest.raises(Trap, match="takes FORMAT=AUDIO_PCM, not TEXT"):
         vm.run()
 
 
@@ -319,7 +319,7 @@ def test_a_host_thread_reads_while_another_runs():
 def test_a_ring_beyond_reach_is_named():
     source = 'FORK rS\n' + 'LOADI r1, 7\n' + 'STREAM r1, RING, NAME="q"\nSENSE r2, RING, NAME="q"\n' * 5 + \
         'ABORT rS\nSENSE r2, RING, NAME="q"\nHALT'
-    with pytest.raises(StreamError, match="ring q: item 0 is beyond its reach"):
+    with pytest.raises(Trap, match="ring q: item 0 is beyond its reach"):
         run(source, ring_capacity=2)
 
 
@@ -365,3 +365,21 @@ def test_host_sources():
     vm.run()
     assert vm.get("r1").numpy().tolist() == [0.0, 0.5] and vm.get("r2").numpy().tolist() == [[1, 2]]
     assert vm.get("r3") > 1_600_000_000 * 10 ** 9
+
+
+def test_errors_of_the_hosts_code_name_it_and_the_instruction():
+    def broken(_):
+        raise ValueError("full up")
+
+    def items():
+        yield 1
+        raise KeyError("gone")
+    vm = machine("LOADI r1, 1\nSTREAM r1\nHALT")
+    vm.set_sink("OUTPUT", broken)
+    with pytest.raises(Trap, match="test.m3asm:2: trap: STREAM R1: sink OUTPUT raised ValueError: full up") as e:
+        vm.run()
+    assert isinstance(e.value.__cause__, StreamError)
+    vm = machine("SENSE r1, TOKEN\nSENSE r1, TOKEN\nHALT")
+    vm.set_source("TOKEN", items())
+    with pytest.raises(Trap, match="source TOKEN raised KeyError"):
+        vm.run()
