@@ -53,15 +53,24 @@ def fill_kernel(memory: str) -> Kernel:
     return b.finish()
 
 
+def fill_value(lw: Lowering, out: Memory, dtype: T.DType, count: Scalar, v: int | float) -> None:
+    """Every element = v."""
+    _fill(lw, out, dtype, count, lw.f32(float(v)) if dtype.kind == "float" else lw.i64(int(v)))
+
+
 def _fill(lw: Lowering, out: Memory, dtype: T.DType, count: Scalar, value: Scalar) -> None:
     lw.launch(fill_kernel(MEMORY_OF[dtype.name]), [out, count, value], [], [out])
 
 
 @lowers("full")
 def lower_full(lw: Lowering, n: Node) -> None:
-    v = n.attrs["value"]
-    value = lw.f32(float(v)) if n.dtype.kind == "float" else lw.i64(int(v))
-    _fill(lw, lw.out(n), n.dtype, lw.dim(n.type.count()), value)
+    count = lw.dim(n.type.count())
+    if not n.args:
+        return fill_value(lw, lw.out(n), n.dtype, count, n.attrs["value"])
+    value = lw.scalar(n.args[0])
+    if n.dtype.kind == "float":
+        value = lw.emit(Scalar("f2f32", "f32", (value,)))
+    _fill(lw, lw.out(n), n.dtype, count, value)
 
 
 def materialised(lw: Lowering, n: Node) -> Memory:
@@ -103,6 +112,7 @@ def rows_kernel(memory: str) -> Kernel:
 def lower_slice(lw: Lowering, n: Node) -> None:
     x, a = n.args[0], n.attrs
     if a["axis"] != 0 or a["step"] != 1:
+        from m3jit.kernels.lowering_moves import lower_strided_slice
         return lower_strided_slice(lw, n)
     row = dim_mul(*x.shape[1:])
     start = lw.scalar(n.args[1]) if a["start"] is None else lw.i64(a["start"])
@@ -136,13 +146,13 @@ def lower_in_bounds(lw: Lowering, n: Node) -> None:
     if ids.op == "from_scalar":
         v = lw.scalar(ids.args[0])
         low = lw.emit(Scalar("le", "b1", (lw.i64(0), v)))
-        high = lw.emit(Scalar("lt", "b1", (v, lw.i64(limit))))
+        high = lw.emit(Scalar("lt", "b1", (v, lw.dim(limit))))
         lw.scalar_of[n] = lw.emit(Scalar("bool_and", "b1", (low, high)))
         return
     flag = lw.scratch(64)
     source = lw.of(ids)
     lw.launch(in_bounds_kernel(MEMORY_OF[ids.dtype.name]),
-              [source, flag, lw.dim(ids.type.count()), lw.i64(limit)], [source], [flag])
+              [source, flag, lw.dim(ids.type.count()), lw.dim(limit)], [source], [flag])
     ok = lw.element(flag, "i32", lw.i64(0), "i64")
     lw.scalar_of[n] = lw.emit(Scalar("ne", "b1", (ok, lw.i64(0))))
 
@@ -310,3 +320,6 @@ def lower_argmax(lw: Lowering, n: Node) -> None:
     else:
         lw.launch(argmax_columns(memory), [source, out, lw.dim(outer), lw.dim(x.shape[axis]), lw.dim(inner)],
                   [source], [out])
+
+
+from m3jit.kernels import lowering_moves  # noqa: E402,F401  (registers its lowerings)

@@ -149,6 +149,17 @@ class Lowering:
             self.memory[key] = self._temp(size)
         return self.memory[key]
 
+    def adopt(self, node: Node, source: Node, part: str) -> None:
+        """Memory of a part of `source` becomes the memory of `node` (an exit's memory: copied there)."""
+        m = self.memory.pop((source, part))
+        if node not in self.memory:
+            self.memory[node] = m
+            return
+        self.barrier()
+        self._copy(self.memory[node], m, node.type.nbytes())
+        self.has_launches = True
+        self.emit(Barrier())
+
     def scratch(self, nbytes: Dim) -> Memory:
         """Memory for the node being lowered alone."""
         m = self._temp(nbytes)

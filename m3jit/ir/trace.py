@@ -10,6 +10,7 @@ from typing import Any, Sequence
 
 from m3jit.ir.tensor import (B1T, F64T, I64T, Dim, Node, OpaqueType, ScalarType, Sym, TensorType, dim_add, dim_mul)
 from m3jit.ir.eager_scalar import UNORDERED, round_immediate
+from m3jit.ir.trace_layout import TraceLayout
 from m3jit.isa import types as T
 from m3jit.isa.types import DType
 
@@ -44,7 +45,7 @@ def wrap64(v: int) -> int:
     return (v + 2 ** 63) % 2 ** 64 - 2 ** 63
 
 
-class TraceXp:
+class TraceXp(TraceLayout):
     """Builds nodes through `recorder`."""
     tracing = True
 
@@ -272,8 +273,14 @@ class TraceXp:
 
     def full(self, shape, dtype, value):
         shape = tuple(self._static_dim(d) for d in shape)
-        if isinstance(value, Node) or -1 in shape:
-            raise Untraceable("fill value in a register")
+        if -1 in shape or dtype.is_block:
+            raise Untraceable("full")
+        if isinstance(value, Node):
+            if (value.type == F64T) != (dtype.kind == "float") or dtype.kind == "bool":
+                raise Untraceable("fill value of another kind")
+            return self.node("full", TensorType(dtype, shape), value)
+        if dtype.kind != "float" and (value != int(value) or not self._fits(dtype, int(value))):
+            raise Untraceable("fill value does not fit the dtype")
         return self.node("full", TensorType(dtype, shape), value=value)
 
     def slice(self, x, axis: int, start, stop, step: int = 1):
@@ -400,6 +407,7 @@ class TraceXp:
         x, w = self.tensor(x), self.tensor(w)
         if x.rank < 1 or w.rank != 2 or x.dtype not in T.FLOATS or (w.dtype not in T.FLOATS and not w.dtype.is_block):
             raise Untraceable("matmul operands")
+        x = self.cast(x, T.F32)
         n, k = (w.shape[0], w.shape[1]) if transposed else (w.shape[1], w.shape[0])
         if not self.same(x.shape[-1], k) or (w.dtype.is_block and not transposed):
             raise Untraceable(f"matmul {x.shape} by {w.shape}")
@@ -437,7 +445,8 @@ class TraceXp:
 
     def rope(self, x, pos, *, head_dim, theta, pairing, scale=1.0, factors=None):
         x = self.tensor(x)
-        if x.rank < 2 or x.dtype is not T.F32 or not isinstance(x.shape[-1], int) or x.shape[-1] % head_dim:
+        if x.rank != 2 or x.dtype is not T.F32 or not isinstance(x.shape[-1], int) or head_dim <= 0 or head_dim % 2 or \
+                x.shape[-1] % head_dim or not 0 < theta < float("inf"):
             raise Untraceable("rope")
         args = [x, self.as_scalar(pos)] + ([] if factors is None else [self.tensor(factors)])
         return self.node("rope", x.type, *args, head_dim=head_dim, theta=theta, pairing=pairing, scale=scale)
