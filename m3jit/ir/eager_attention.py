@@ -27,7 +27,7 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: np.float32, softc
     """q [T, H, D], k and v [N, H, D] (one kv head per query head), visible [T, N] -> [T, H, D]; all f32.
 
     Keys in blocks of 64 by position: a block gives its maximum m, w = exp(s - m), l = halving tree of w, and mix = fold
-    of fma(w, v) over its visible keys; blocks combine in order, rescaled by e = exp(m - M) to the greatest maximum M."""
+    of fma(w, v) over its visible keys; blocks combine in order, rescaled by e = exp(m - M) to the greatest M."""
     t, heads, dim = q.shape
     n = len(k)
     blocks = -(-n // LANES)
@@ -84,7 +84,7 @@ class Attention:
                             check_range("past", past, 0, 2 ** 62))
 
     def kv_append(self, kv: KVStream | None, layer: int, k, v, *, kv_heads: int, head_dim: int) -> KVStream:
-        """The stream with key and value rows appended to a layer, rounded once to its dtype.  None and NEW_STATE: a new stream."""
+        """The stream with key and value rows appended to a layer, rounded once.  None and NEW_STATE: a new stream."""
         k, v = self._rows(k, "keys", kv_heads, head_dim), self._rows(v, "values", kv_heads, head_dim)
         if k.shape != v.shape:
             raise OperandError(f"keys {describe(k)} and values {describe(v)} differ in number")

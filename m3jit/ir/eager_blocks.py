@@ -153,8 +153,8 @@ def _inverse(d: np.ndarray) -> np.ndarray:
 def _half_bytes(d: np.ndarray) -> np.ndarray:
     half = d.astype("<f2")
     if np.isinf(half).any():
-        raise OperandError(f"QUANTIZE: a block needs the scale {float(np.abs(d).max()):g}, which F16 cannot hold (65504 "
-                           "at most)")
+        raise OperandError(f"QUANTIZE: a block needs the scale {float(np.abs(d).max()):g}, which F16 cannot hold "
+                           "(65504 at most)")
     return half.view(np.uint8)
 
 

@@ -21,9 +21,10 @@ class Conv:
         bias or +0; taps in the padding are performed with x = +0."""
         x, w = self._f32(x), self._f32(w)
         if x.rank not in (3, 4) or w.rank != x.rank:
-            raise OperandError(f"CONV needs x [N, C, L] or [N, C, H, W] and w [O, C / GROUPS, K..] of the same rank, got "
-                               f"{describe(x)} and {describe(w)}")
-        for what, value, low in (("STRIDE", stride, 1), ("PAD", pad, 0), ("DILATION", dilation, 1), ("GROUPS", groups, 1)):
+            raise OperandError(f"CONV needs x [N, C, L] or [N, C, H, W] and w [O, C / GROUPS, K..] of the same rank, "
+                               f"got {describe(x)} and {describe(w)}")
+        for what, value, low in (("STRIDE", stride, 1), ("PAD", pad, 0), ("DILATION", dilation, 1),
+                                 ("GROUPS", groups, 1)):
             check_range(what, value, low, 2 ** 31)
         n, channels = x.shape[:2]
         outputs, inner = w.shape[:2]

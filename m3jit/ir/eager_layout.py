@@ -80,7 +80,8 @@ class Layout:
         stop = stop + n if stop < 0 else stop
         check_range("step", step, 1, 2 ** 62)
         if stop < start:
-            raise OperandError(f"slice from {start} to {stop} of axis {at} of {describe(x)}: the end is before the start")
+            raise OperandError(f"slice from {start} to {stop} of axis {at} of {describe(x)}: the end is before the "
+                               "start")
         return moved(x, x.data[(slice(None),) * at + (slice(start, stop, step),)].copy())
 
     def concat(self, tensors: Sequence[Any], axis: int):

@@ -51,7 +51,8 @@ def _group_dots(q: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Exact sums of q * w over groups: q [R, g, e], w [N, g, e] -> f64 [g, R, N].
 
     e <= 32 products of magnitude <= 128 * 128 stay below 2^24, so the f32 product of matrices is exact in any order."""
-    return np.matmul(q.transpose(1, 0, 2).astype(np.float32), w.transpose(1, 2, 0).astype(np.float32)).astype(np.float64)
+    return np.matmul(q.transpose(1, 0, 2).astype(np.float32),
+                     w.transpose(1, 2, 0).astype(np.float32)).astype(np.float64)
 
 
 def _weighted(scales: np.ndarray, sums: np.ndarray) -> np.ndarray:
@@ -60,7 +61,8 @@ def _weighted(scales: np.ndarray, sums: np.ndarray) -> np.ndarray:
 
 
 def _qdot_32(name: str, q: np.ndarray, d: np.ndarray, raw: np.ndarray) -> np.ndarray:
-    """Q8_0, Q4_0: acc = fma(dw dx, f32(isum), acc).  Q4_1: u = fma(dw, f32(isum), m f32(qsum)); acc = fma(dx, u, acc)."""
+    """Q8_0, Q4_0: acc = fma(dw dx, f32(isum), acc).  Q4_1: u = fma(dw, f32(isum), m f32(qsum));
+    acc = fma(dx, u, acc)."""
     if name == "Q8_0":
         w = raw[..., 2:].view(np.int8)
     else:
@@ -142,7 +144,8 @@ class Matrix:
     """Mixin of `EagerXp`."""
 
     def matmul(self, x, w, transposed: bool = False):
-        """x [.., K] times w [K, N], or w [N, K] transposed -> F32 [.., N]; weights dequantised exactly, canonical dots."""
+        """x [.., K] times w [K, N], or w [N, K] transposed -> F32 [.., N]; weights dequantised exactly, in canonical
+        dots."""
         x, w = float_tensor(x), self._weight(w)
         if w.dtype.is_block and not transposed:
             raise OperandError(f"{describe(w)} is packed along its rows: it can only be multiplied transposed, "
@@ -161,8 +164,8 @@ class Matrix:
         """(q I8 [.., K], d F32 [.., K / block]); see `quantize_rows`."""
         x = self._f32(x)
         if block not in (32, 256) or not x.rank or x.shape[-1] % block:
-            raise OperandError(f"activations are quantised in blocks of 32 or 256 along the last axis, got {describe(x)} "
-                               f"in blocks of {block}")
+            raise OperandError(f"activations are quantised in blocks of 32 or 256 along the last axis, got "
+                               f"{describe(x)} in blocks of {block}")
         q, d = quantize_rows(x.data, block)
         return make(q, I8), floats(d)
 
@@ -224,7 +227,8 @@ class Matrix:
         a' = fma(a, cos, -(b sin)), b' = fma(a, sin, b cos) for pairs (2i, 2i+1) NORM or (i, i + d/2) NEOX."""
         x = self._f32(x)
         if head_dim <= 0 or head_dim % 2 or x.rank < 2 or x.shape[-1] % head_dim:
-            raise OperandError(f"ROPE needs [.., T, heads * HDIM] with an even HDIM, got {describe(x)} and HDIM {head_dim}")
+            raise OperandError(f"ROPE needs [.., T, heads * HDIM] with an even HDIM, got {describe(x)} and HDIM "
+                               f"{head_dim}")
         freq = rope_frequencies(theta, head_dim) * to_f32(float(scale))
         with np.errstate(all="ignore"):
             if factors is not None:

@@ -41,7 +41,8 @@ class Sampling:
             if mask is not None:
                 m = plain(mask)
                 if m.size != scores.size or m.dtype.kind not in ("bool", "int"):
-                    raise OperandError(f"SAMPLE needs a BOOL or integer mask of {scores.size} elements, got {describe(m)}")
+                    raise OperandError(f"SAMPLE needs a BOOL or integer mask of {scores.size} elements, got "
+                                       f"{describe(m)}")
                 allowed &= m.data.reshape(-1) != 0
             ids = np.flatnonzero(allowed)
             if not ids.size:
@@ -62,8 +63,8 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 def _penalise(scores: np.ndarray, history: np.ndarray, window: int, penalty: np.ndarray) -> None:
     recent = np.unique(history[max(0, len(history) - window):] if window else history)
     if recent.size and not (0 <= recent[0] and recent[-1] < scores.size):
-        raise OperandError(f"SAMPLE: the history holds token {int(recent[0] if recent[0] < 0 else recent[-1])}, outside "
-                           f"0..{scores.size - 1}")
+        raise OperandError(f"SAMPLE: the history holds token {int(recent[0] if recent[0] < 0 else recent[-1])}, "
+                           f"outside 0..{scores.size - 1}")
     s = scores[recent]
     scores[recent] = np.where(s <= 0, s * penalty, s / penalty)
 

@@ -72,8 +72,8 @@ def plain(v: Any) -> Tensor:
     """The operand, which must be a tensor of single elements."""
     x = tensor(v)
     if x.dtype.is_block:
-        raise OperandError(f"{x.dtype.name} is a weight type that only matrix products, EMBED, GATHER and DEQUANT read; "
-                           "DEQUANT it first")
+        raise OperandError(f"{x.dtype.name} is a weight type that only matrix products, EMBED, GATHER and DEQUANT "
+                           "read; DEQUANT it first")
     return x
 
 

@@ -58,7 +58,8 @@ def horner(m, x: Value, coefficients: tuple[float, ...]) -> Value:
 
 
 def exp(m, x: Value) -> Value:
-    """e^x.  x = k ln2 + r, |r| <= ln2/2; e^r by a polynomial; 2^k as two factors, so that a subnormal is rounded once."""
+    """e^x.  x = k ln2 + r, |r| <= ln2/2; e^r by a polynomial; 2^k as two factors, so that a subnormal is rounded
+    once."""
     x = m.select(x < -104.0, -104.0, x)      # e^-104 rounds to 0; a NaN passes both selects
     x = m.select(m.f32(89.0) < x, 89.0, x)
     shifted = m.fma(x, LOG2_E, MAGIC)

@@ -48,7 +48,7 @@ def silu(xp, rd: Rd, x: R1):
 def gelu(xp, rd: Rd, x: R1, approx: Enum("ERF TANH")[0] = "ERF"):
     """rd = 0.5 x (1 + erf(x / sqrt 2)); APPROX=TANH: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
 
-    The sum 1 + erf cancels for x far below 0: the error there is about 6e-8 |x| absolute.  -inf gives NaN (-inf * 0)."""
+    The sum 1 + erf cancels for x far below 0: the error there is about 6e-8 |x| absolute.  -inf gives NaN."""
     f = forms.gelu if approx == "ERF" else forms.gelu_tanh
     return in_f32(xp, x, lambda v: f(xp, v))
 

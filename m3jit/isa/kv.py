@@ -167,7 +167,8 @@ class KVStream:
         for layer, n in lengths.items():
             old = layers.get(layer, _EMPTY)
             if not 0 <= n <= len(old.pages) * PAGE:
-                raise OperandError(f"layer {layer} of the KV stream has pages for {len(old.pages) * PAGE} rows, not {n}")
+                raise OperandError(f"layer {layer} of the KV stream has pages for {len(old.pages) * PAGE} rows, "
+                                   f"not {n}")
             layers[layer] = old.at(n)
         return KVStream(self.kv_heads, self.head_dim, self.dtype, layers)
 

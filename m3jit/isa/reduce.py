@@ -17,7 +17,8 @@ ALL = -128                                     # AXIS of a reduction over all el
 
 
 @op(0x30, "SORT", shape="that of x, both results", dtypes=ANY, positional=("order",))
-def sort(xp, rd: Rd, x: R1, indices: R2("tensor", dest=True) = None, axis: I8[0] = 0, order: Enum("ASC DESC")[1] = "ASC"):
+def sort(xp, rd: Rd, x: R1, indices: R2("tensor", dest=True) = None, axis: I8[0] = 0,
+         order: Enum("ASC DESC")[1] = "ASC"):
     """rd = x sorted along an axis, stable; indices (I64) = where each element came from.  NaN is the largest."""
     return xp.sort(x, axis, order == "DESC")
 
@@ -71,8 +72,8 @@ def mean_last(xp: Any, x: Any) -> Any:
 def softmax(xp, rd: Rd, x: R1, axis: I8[0] = -1, temp: F32[1] = 1.0):
     """rd = e^((x - max) / TEMP) / sum, along an axis; TEMP=inf gives equal weights.
 
-    max ignores NaN, but a NaN, a +inf or nothing above -inf makes the whole lane NaN.  Traps: TEMP not above 0, an empty
-    axis."""
+    max ignores NaN, but a NaN, a +inf or nothing above -inf makes the whole lane NaN.  Traps: TEMP not above 0, an
+    empty axis."""
     if not temp > 0:
         raise xp.error(f"SOFTMAX needs TEMP above 0, got {temp!r}")
 

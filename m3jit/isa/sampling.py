@@ -79,8 +79,8 @@ def sample(xp, rd: Rd("int"), logits: R1, rng: Rng, history: R2 = None, mask: R3
            minp: FloatOrReg()[13, 17] = 0.0, window: U16[18] = 64, penalty: FloatOrReg()[20, -1] = 1.0):
     """rd = a token drawn from the logits (flattened).  Steps, in this order:
 
-    1. PENALTY: each distinct token among the last WINDOW (0: all) of `history` (integers): logit <= 0: times PENALTY, else
-       divided by it.
+    1. PENALTY: each distinct token among the last WINDOW (0: all) of `history` (integers): logit <= 0: times PENALTY,
+       else divided by it.
     2. Tokens whose MASK (BOOL or integer, one per logit) is 0 and tokens whose logit is NaN are out.
     3. TEMP = 0: the first greatest logit; nothing is drawn.  Otherwise candidates in descending order, ties by index.
     4. TOPK > 0: the first TOPK.  5. TOPP < 1: the fewest whose sum of e^(l - l_0) reaches TOPP of the whole.
@@ -94,16 +94,16 @@ def sample(xp, rd: Rd("int"), logits: R1, rng: Rng, history: R2 = None, mask: R3
         (history is None or (type(penalty) is float and penalty == 1))
     if greedy:
         return xp.element(xp.argmax(xp.reshape(logits, (-1,)), 0), 0), rng
-    return xp.sample(logits, rng, temperature=temp, top_k=topk, top_p=topp, min_p=minp, penalty=penalty, history=history,
-                     window=window, mask=mask)
+    return xp.sample(logits, rng, temperature=temp, top_k=topk, top_p=topp, min_p=minp, penalty=penalty,
+                     history=history, window=window, mask=mask)
 
 
 @op(0x64, "HASH", shape="a number", dtypes=ANY + " and block types", source="FNV-1a, 64 bits")
 def hash_(xp, rd: Rd("int"), x: R1):
     """rd = FNV-1a (64 bits) of the tensor's canonical bytes, as a signed integer.
 
-    Canonical bytes: float and block tensors as F32 little-endian (NaN canonical), others as stored; row-major; shape and
-    dtype do not enter.  Not for secrets."""
+    Canonical bytes: float and block tensors as F32 little-endian (NaN canonical), others as stored; row-major; shape
+    and dtype do not enter.  Not for secrets."""
     return xp.digest(x, "FNV1A64")
 
 

@@ -62,8 +62,8 @@ def cast(xp, rd: Rd, x: R1, dtype: PLAIN_TYPE[0]):
 def quantize(xp, rd: Rd, x: R1, type: BLOCK_TYPE[0]):
     """rd = x packed into blocks of 32 along its last axis, with the scales and roundings of ggml's reference.
 
-    Q8_0: d = amax / 127, q = round(x / d), halves away from zero.  Q4_0 and Q5_0: d = (element of largest magnitude) / -8
-    or -16, q = trunc(x / d + 8.5 or 16.5), at most 15 or 31.  Q4_1 and Q5_1: d = (max - min) / 15 or 31, m = min,
+    Q8_0: d = amax / 127, q = round(x / d), halves away from zero.  Q4_0 and Q5_0: d = (element of largest magnitude)
+    / -8 or -16, q = trunc(x / d + 8.5 or 16.5), at most 15 or 31.  Q4_1 and Q5_1: d = (max - min) / 15 or 31, m = min,
     q = trunc((x - m) / d + 0.5).  d and m are stored as F16; a block whose 1 / d overflows becomes zeros.
     Traps: a last axis that is no multiple of 32; infinities or NaN; a scale beyond F16."""
     return xp.quantize(x, DTYPES[type])

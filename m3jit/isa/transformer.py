@@ -26,14 +26,14 @@ def _geometry(xp: Any, q: Any, heads: int, kv_heads: int, hdim: int) -> dict[str
 
 
 @op(0x02, "ATTN", shape="that of q", dtypes=FLOAT, state=KV_STATE, key_aliases=_HEAD_KEYS)
-def attn(xp, rd: Rd, q: R1, k: R2, v: R3, state: R4("state", both=True, banks=(STATE,)) = None, heads: U16[0] = 1, kv_heads: U16[2] = 0,
-         hdim: U16[4] = 0, layer: U16[6] = 0, window: U32[8] = 0, scale: F32[12] = 0.0, softcap: F32[16] = 0.0,
-         causal: PayloadFlag(0)[20] = False, past: R("int")[21] = None):
+def attn(xp, rd: Rd, q: R1, k: R2, v: R3, state: R4("state", both=True, banks=(STATE,)) = None, heads: U16[0] = 1,
+         kv_heads: U16[2] = 0, hdim: U16[4] = 0, layer: U16[6] = 0, window: U32[8] = 0, scale: F32[12] = 0.0,
+         softcap: F32[16] = 0.0, causal: PayloadFlag(0)[20] = False, past: R("int")[21] = None):
     """rd = softmax(SCALE q k^T) v for each head; query head h reads kv head h * KV_HEADS / HEADS.
 
     q [T, HEADS * HDIM], k and v [N, KV_HEADS * HDIM].  KV_HEADS 0: as HEADS; HDIM 0: from q; SCALE 0: 1 / sqrt(HDIM);
-    SOFTCAP c > 0: scores become c tanh(s / c).  CAUSAL: the query at position p sees keys at positions <= p; WINDOW > 0:
-    only keys with p - j < WINDOW.  Query row t has position PAST + t.  A query that sees no key gives 0.
+    SOFTCAP c > 0: scores become c tanh(s / c).  CAUSAL: the query at position p sees keys at positions <= p; WINDOW >
+    0: only keys with p - j < WINDOW.  Query row t has position PAST + t.  A query that sees no key gives 0.
     With a state operand k and v are first appended to (stream, LAYER), rounded to the stream's dtype (F16), and the
     queries, as its last rows, attend over all its rows.
     Order of operations: keys in blocks of 64 by position, scores folded over HDIM, blocks combined in order.
@@ -85,8 +85,8 @@ def norm(xp, rd: Rd, x: R1, gamma: R2 = None, beta: R3 = None, mode: Enum("RMS L
     """RMS: x / sqrt(mean(x^2) + EPS).  LAYER: (x - mean) / sqrt(variance + EPS), both along the last axis.
 
     BATCH: the same along axis 1 (channels), with MEAN and VAR [channels], or the statistics of the batch itself where
-    they are absent.  Then times gamma and plus beta where given (BATCH: per channel, else broadcast).  The quotient is a
-    product with 1 / sqrt(..).  Variance = mean of squared deviations.  Computed in f32.  Traps: EPS < 0."""
+    they are absent.  Then times gamma and plus beta where given (BATCH: per channel, else broadcast).  The quotient
+    is a product with 1 / sqrt(..).  Variance = mean of squared deviations.  Computed in f32.  Traps: EPS < 0."""
     if not eps >= 0:
         raise xp.error(f"NORM needs EPS from 0, got {eps!r}")
 
@@ -131,8 +131,8 @@ def matvec(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, transpose: Flag(4) = False
     """rd = x W (+ bias), x [.., K], W [K, N]; TRANSPOSE: W is stored [N, K], as model files store it.  Then ACT.
 
     FP32: canonical float dots (64 lanes) with the weights' exact values.  INT8: x is quantised to int8 in blocks of 32
-    (Q8_0 Q4_0 Q4_1) or 256 (Q4_K Q6_K), block dots are exact integers, their combination folds over the blocks; W must be
-    block-quantised [N, K].  BF16, FP16: as FP32, the result stored in that type.  Otherwise the result is F32.
+    (Q8_0 Q4_0 Q4_1) or 256 (Q4_K Q6_K), block dots are exact integers, their combination folds over the blocks; W
+    must be block-quantised [N, K].  BF16, FP16: as FP32, the result stored in that type.  Otherwise the result is F32.
     Traps: inner lengths that differ; INT8 with another weight type or without TRANSPOSE."""
     y = product(xp, x, w, transpose, precision)
     if bias is not None:

@@ -49,7 +49,8 @@ def test_error_over_a_sampled_sweep(name):
 
 @pytest.mark.parametrize("name", WITNESS)
 def test_error_where_branches_and_reductions_meet(name):
-    marks = np.array([0.625, 1.0, 4.0, 2.0 ** -126, 1e5, 2.0 ** 16, 88.72284, -103.97208, -87.33655, 0.6666667, 1.3333334,
+    marks = np.array([0.625, 1.0, 4.0, 2.0 ** -126, 1e5, 2.0 ** 16, 88.72284, -103.97208, -87.33655, 0.6666667,
+                      1.3333334,
                       *(np.arange(1, 400) * np.pi / 4), *(np.arange(63000, 63662) * np.pi / 2), 16367173.0 * 2.0 ** 72],
                      np.float32).view(np.uint32).astype(np.int64)
     bits = (marks[:, None] + np.arange(-40, 41)).ravel()
@@ -85,7 +86,8 @@ def test_special_values(name, pairs):
 def test_small_angle_form_gives_the_same_bits():
     x = np.linspace(-99999, 99999, 50001).astype(np.float32)
     lanes = eager_math.Lanes(x, "f32")
-    for full, small in zip(scalar_math.sincos(eager_math.MATH, lanes), scalar_math.sincos_small(eager_math.MATH, lanes)):
+    for full, small in zip(scalar_math.sincos(eager_math.MATH, lanes),
+                           scalar_math.sincos_small(eager_math.MATH, lanes)):
         assert full.array.tobytes() == small.array.tobytes()
 
 
@@ -117,7 +119,8 @@ def test_fma32_is_correctly_rounded(a, b, c):
 
 
 def test_fma32_constructed_halfway_cases():
-    """c sits exactly on, or a hair from, a midpoint of two f32 values; the product decides, far below f64's last bit."""
+    """c sits exactly on, or a hair from, a midpoint of two f32 values; the product decides, far below f64's last
+    bit."""
     rng = np.random.default_rng(1)
     cases = []
     for _ in range(400):
@@ -145,7 +148,8 @@ def test_fma32_subnormal_and_overflow():
     tiny, top = np.float32(1e-45), np.finfo(np.float32).max
     half_ulp = 2.0 ** 103
     cases = [(2.0 ** -75, 2.0 ** -75, tiny), (-2.0 ** -75, 2.0 ** -75, tiny), (2.0 ** -75, 2.0 ** -76, tiny),
-             (1.5 * 2.0 ** -75, 2.0 ** -75, 0), (2.0 ** -75, 2.0 ** -75, 0), (2.0 ** -75, 2.0 ** -75 * (1 + 2.0 ** -20), 0),
+             (1.5 * 2.0 ** -75, 2.0 ** -75, 0), (2.0 ** -75, 2.0 ** -75, 0),
+             (2.0 ** -75, 2.0 ** -75 * (1 + 2.0 ** -20), 0),
              (2.0 ** -63 * (1 - 2.0 ** -24), 2.0 ** -63, 2.0 ** -149), (half_ulp, 1, top),
              (half_ulp, 1 - 2.0 ** -24, top), (top, top, top), (top, -top, top), (-half_ulp, 1, -top)]
     assert_fma32(*np.array(cases, np.float64).T)

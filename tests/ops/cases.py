@@ -79,7 +79,8 @@ def values(t: Any) -> np.ndarray:
         return np.asarray(t)
     if t.dtype is BF16:
         return t.data.view(ml_dtypes.bfloat16).astype(np.float64)
-    return t.data.astype(np.float64) if t.dtype.kind == "float" else t.data
+    with np.errstate(invalid="ignore"):                   # signalling NaN among random bits
+        return t.data.astype(np.float64) if t.dtype.kind == "float" else t.data
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -110,8 +111,9 @@ def same(want: Any) -> Callable[[Any], None]:
 
 
 def close(want: np.ndarray, dtype: DType = F32, ulps: float = 4.0, size: np.ndarray | float | None = None) -> Callable:
-    """Within `ulps` f32 ulp of `size` (default: each value's own magnitude; give the magnitude of what was added up where
-    terms may cancel); F16 and BF16 results may be off by half an ulp of theirs on top.  NaN and infinities must agree."""
+    """Within `ulps` f32 ulp of `size` (default: each value's own magnitude; give the magnitude of what was added up
+    where terms may cancel); F16 and BF16 results may be off by half an ulp of theirs on top.  NaN and infinities must
+    agree."""
     want = np.asarray(want, np.float64)
     magnitude = np.abs(want) if size is None else np.abs(size)
     allowed = np.broadcast_to(ulps * 2.0 ** -23 * np.maximum(magnitude, 2.0 ** -126), want.shape)

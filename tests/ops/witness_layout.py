@@ -36,7 +36,8 @@ def blocks(shape: tuple[int, ...], dtype: DType, seed: int = 0) -> Tensor:
     """Random packed rows whose scales are ordinary numbers."""
     rows = np.random.default_rng([seed, 7]).integers(0, 256, (*shape[:-1], shape[-1] // dtype.block, dtype.nbytes),
                                                      dtype=np.uint8)
-    places = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,),
+    places = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82),
+              "Q3_K": (108,),
               "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
     scale = np.random.default_rng([seed, 8]).uniform(0.001, 0.02, rows.shape[:-1]).astype("<f2")
     for at in places[dtype.name]:
@@ -56,14 +57,16 @@ def make() -> Iterator[Case]:
             yield Case(f"{dtype} {shape}", {"shape": shape, "dtype": dtype.name, "fill": 1.0},
                        same(np.full(shape, True if dtype is BOOL else 1)), shape)
     yield Case("a float register", {"shape": (3,), "value": 0.1}, same(np.full(3, float(np.float32(0.1)))))
-    yield Case("an integer register wraps", {"shape": (2,), "dtype": "U8", "value": 300}, same(np.full(2, 44, np.uint8)))
+    yield Case("an integer register wraps", {"shape": (2,), "dtype": "U8", "value": 300},
+               same(np.full(2, 44, np.uint8)))
     yield Case("BF16 rounds", {"shape": (2,), "dtype": "BF16", "value": 0.1},
                same(np.full(2, float(ml_dtypes.bfloat16(0.1)))))
 
 
 @witness("CAST")
 def cast() -> Iterator[Case]:
-    special = np.array([0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 127.5, 128.5, -128.5, 255.5, 1e10, -1e10, 3e38, -3e38, 65519.9,
+    special = np.array([0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 127.5, 128.5, -128.5, 255.5, 1e10, -1e10, 3e38, -3e38,
+                        65519.9,
                         65520.0, np.inf, -np.inf, np.nan, 1e-45, 2.0 ** 31, 2.0 ** 63, -2.0 ** 63, 1 + 2.0 ** -8,
                         1 + 3 * 2.0 ** -8, 1 + 2.0 ** -11, 1 + 3 * 2.0 ** -11], np.float32)
     floats = np.concatenate([special, noise(131, seed=1, scale=200)])
@@ -149,7 +152,8 @@ MOVED = (F32, BF16, I8, I64, BOOL)
 @witness("RESHAPE")
 def reshape() -> Iterator[Case]:
     for dtype in MOVED:
-        for shape, to, want in [((6,), (2, 3), (2, 3)), ((2, 3), (-1,), (6,)), ((0, 3), (3, 0), (3, 0)), ((), (1, 1), (1, 1)),
+        for shape, to, want in [((6,), (2, 3), (2, 3)), ((2, 3), (-1,), (6,)), ((0, 3), (3, 0), (3, 0)),
+                                ((), (1, 1), (1, 1)),
                                 ((1,), (), ()), ((7, 11), (11, -1), (11, 7)), ((2, 3, 4), (4, -1, 1, 3), (4, 2, 1, 3))]:
             x = raw(shape, dtype)
             yield Case(f"{dtype} {shape} to {to}", {"x": x, "shape": to}, bits(x.data.reshape(want)), want)
@@ -165,7 +169,8 @@ def slice_() -> Iterator[Case]:
         yield Case(f"{dtype} rest", {"x": x, "start": 130}, bits(x.data[130:]), (1,))
         yield Case(f"{dtype} step", {"x": x, "start": 1, "len": 100, "step": 7}, bits(x.data[1:101:7]))
         yield Case(f"{dtype} axis", {"x": m, "start": -4, "len": 4, "axis": 1}, bits(m.data[:, -4:]))
-        yield Case(f"{dtype} last axis", {"x": m, "start": 1, "len": 3, "step": 2, "axis": -1}, bits(m.data[..., 1:4:2]))
+        yield Case(f"{dtype} last axis", {"x": m, "start": 1, "len": 3, "step": 2, "axis": -1},
+                   bits(m.data[..., 1:4:2]))
         yield Case(f"{dtype} nothing", {"x": x, "start": 5, "len": 0}, bits(x.data[:0]), (0,))
     for shape in ((0,), (1,)):
         x = raw(shape, F32)
@@ -187,7 +192,8 @@ def concat() -> Iterator[Case]:
 @witness("BROADCAST")
 def broadcast() -> Iterator[Case]:
     for dtype in MOVED:
-        for shape, to in [((), (2, 2)), ((1,), (65,)), ((3, 1), (3, 5)), ((5,), (3, 5)), ((0,), (2, 0)), ((2, 1, 3), (2, 4, 3)),
+        for shape, to in [((), (2, 2)), ((1,), (65,)), ((3, 1), (3, 5)), ((5,), (3, 5)), ((0,), (2, 0)),
+                          ((2, 1, 3), (2, 4, 3)),
                           ((70,), (70,))]:
             x = raw(shape, dtype)
             yield Case(f"{dtype} {shape} to {to}", {"x": x, "shape": to}, bits(np.broadcast_to(x.data, to).copy()), to)
@@ -209,7 +215,8 @@ def pad() -> Iterator[Case]:
 @witness("TILE")
 def tile() -> Iterator[Case]:
     for dtype in MOVED:
-        for shape, axis, reps in [((3,), 0, 2), ((0,), 0, 3), ((1,), 0, 65), ((2, 65), 1, 2), ((2, 3), -2, 3), ((3,), 0, 0)]:
+        for shape, axis, reps in [((3,), 0, 2), ((0,), 0, 3), ((1,), 0, 65), ((2, 65), 1, 2), ((2, 3), -2, 3),
+                                  ((3,), 0, 0)]:
             x = raw(shape, dtype)
             counts = [1] * len(shape)
             counts[axis] = reps
@@ -222,14 +229,16 @@ def transpose() -> Iterator[Case]:
         for shape, axes in [((2, 3), ()), ((2, 3), (1, 0)), ((0, 3), (1, 0)), ((1,), (0,)), ((3, 5, 7), (2, 0, 1)),
                             ((1, 2, 3, 4, 5), (4, 2, 0, 1, 3)), ((), ())]:
             x = raw(shape, dtype)
-            yield Case(f"{dtype} {shape} {axes}", {"x": x, "axes": axes}, bits(np.transpose(x.data, axes or None).copy()))
+            yield Case(f"{dtype} {shape} {axes}", {"x": x, "axes": axes},
+                       bits(np.transpose(x.data, axes or None).copy()))
 
 
 @witness("GATHER")
 def gather() -> Iterator[Case]:
     rng = np.random.default_rng(5)
     for dtype in MOVED:
-        for shape, axis, index in [((5,), 0, (3,)), ((5, 3), 0, (67,)), ((2, 9), 1, (2, 3)), ((5,), 0, (0,)), ((5, 2), -1, ()),
+        for shape, axis, index in [((5,), 0, (3,)), ((5, 3), 0, (67,)), ((2, 9), 1, (2, 3)), ((5,), 0, (0,)),
+                                   ((5, 2), -1, ()),
                                    ((1,), 0, (1,))]:
             x = raw(shape, dtype)
             i = rng.integers(0, shape[axis], index)

@@ -107,7 +107,8 @@ def pick(logits, seed, temp=1.0, topk=0, topp=1.0, minp=0.0, penalty=1.0, histor
     return ids[-1], 1
 
 
-OPTIONS = [{}, {"temp": 0.7}, {"temp": 0.0}, {"topk": 5}, {"topp": 0.5}, {"minp": 0.2}, {"temp": 3.0, "topk": 40, "topp": 0.9},
+OPTIONS = [{}, {"temp": 0.7}, {"temp": 0.0}, {"topk": 5}, {"topp": 0.5}, {"minp": 0.2},
+           {"temp": 3.0, "topk": 40, "topp": 0.9},
            {"temp": 0.8, "topk": 40, "topp": 0.95, "minp": 0.05, "penalty": 1.3}, {"temp": 0.0, "penalty": 4.0},
            {"penalty": 2.0, "window": 2}, {"penalty": 2.0, "window": 0}]
 
@@ -124,7 +125,8 @@ def sample() -> Iterator[Case]:
                     yield _sample_case(f"{n} {options} {dtype} mask {mask is not None}", logits, 100 * i + n, plain,
                                        history if "penalty" in options else None, mask)
     yield Case("one", {"logits": tensor([5.0]), "rng": 1}, _token(0, 1, 1))
-    yield Case("ties go to the lower index", {"logits": tensor([1.0, 2.0, 2.0]), "rng": 1, "temp": 0.0}, _token(1, 1, 0))
+    yield Case("ties go to the lower index", {"logits": tensor([1.0, 2.0, 2.0]), "rng": 1, "temp": 0.0},
+               _token(1, 1, 0))
     yield Case("NaN is out", {"logits": tensor([np.nan, 2.0, np.nan]), "rng": 1}, _token(1, 1, 1))
     yield Case("only NaN", {"logits": tensor([np.nan, np.nan]), "rng": 1}, _token(0, 1, 0))
     yield Case("infinities tie", {"logits": tensor([1.0, np.inf, np.inf]), "rng": 1},

@@ -41,7 +41,8 @@ def attention(q, k, v, heads, kv_heads, scale=0.0, causal=False, window=0, softc
 
 GEOMETRIES: list[tuple[int, int, dict[str, Any]]] = [
     (1, 1, {}), (3, 7, {}), (2, 65, {"heads": 4, "kv_heads": 2}), (5, 130, {"heads": 2, "causal": True, "past": 125}),
-    (7, 7, {"heads": 3, "kv_heads": 1, "causal": True}), (4, 200, {"heads": 2, "causal": True, "past": 196, "window": 70}),
+    (7, 7, {"heads": 3, "kv_heads": 1, "causal": True}),
+    (4, 200, {"heads": 2, "causal": True, "past": 196, "window": 70}),
     (3, 66, {"softcap": 2.0, "scale": 0.5}), (2, 9, {"causal": True, "past": 0, "window": 1}), (0, 3, {}), (2, 0, {}),
     (1, 129, {"heads": 2, "window": 3, "past": 300})]
 
@@ -173,7 +174,8 @@ def norm() -> Iterator[Case]:
                 scale = np.abs(y) + 1
                 yield Case(f"{mode} {dtype} {shape}", {"x": x, "mode": mode}, close(y, dtype, 20, scale), shape)
                 yield Case(f"{mode} {dtype} {shape} affine", {"x": x, "mode": mode, "gamma": gamma, "beta": beta},
-                           close(y * values(gamma) + values(beta), dtype, 20, scale * (np.abs(values(gamma)) + 1) + 3), shape)
+                           close(y * values(gamma) + values(beta), dtype, 20,
+                                 scale * (np.abs(values(gamma)) + 1) + 3), shape)
     for i, shape in enumerate([(2, 3), (1, 1, 5), (3, 2, 7), (2, 3, 4, 17)]):
         yield from _batch_norm(shape, i, eps)
     yield Case("EPS", {"x": tensor([[3.0, 4.0]]), "eps": 12.5}, close(np.array([[0.6, 0.8]]), F32, 4))
@@ -231,11 +233,13 @@ def matvec() -> Iterator[Case]:
             yield Case(f"{label} {rows}", operands, close(x64 @ dense.T, F32, 2 + k / 64, size), (*rows, n))
             if w.dtype.is_block:
                 y = quantised(x64, w.dtype.block) @ dense.T
-                yield Case(f"INT8 {label} {rows}", {**operands, "precision": "INT8"}, close(y, F32, 12, size), (*rows, n))
+                yield Case(f"INT8 {label} {rows}", {**operands, "precision": "INT8"}, close(y, F32, 12, size),
+                           (*rows, n))
     x, w, bias = noise(3, 9, seed=1), noise(4, 9, seed=2), noise(4, seed=3)
     y = x.astype(np.float64) @ w.T.astype(np.float64) + bias
     for act in (None, "NONE", "SILU", "RELU", "GELU"):
-        yield Case(f"bias, {act}", {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "transpose": True, "act": act},
+        yield Case(f"bias, {act}",
+                   {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "transpose": True, "act": act},
                    close(ACT[act or "NONE"](y), F32, 8, np.abs(x) @ np.abs(w).T + np.abs(bias)))
     for precision, dtype in (("FP16", F16), ("BF16", FLOATS[2])):
         yield Case(precision, {"x": tensor(x), "w": tensor(w.T), "precision": precision},
@@ -244,10 +248,11 @@ def matvec() -> Iterator[Case]:
 
 @witness("FFN")
 def ffn() -> Iterator[Case]:
-    for i, (rows, d, h, o) in enumerate([((1,), 1, 1, 1), ((3,), 5, 7, 3), ((2,), 67, 130, 65), ((0,), 4, 6, 4), ((2, 2), 8, 9, 8)]):
+    for i, (rows, d, h, o) in enumerate([((1,), 1, 1, 1), ((3,), 5, 7, 3), ((2,), 67, 130, 65), ((0,), 4, 6, 4),
+                                         ((2, 2), 8, 9, 8)]):
         x = noise(*rows, d, seed=i)
-        w1, w2, w3 = noise(h, d, seed=5, scale=d ** -0.5), noise(o, h, seed=6, scale=h ** -0.5), noise(h, d, seed=7,
-                                                                                                     scale=d ** -0.5)
+        w1, w3 = (noise(h, d, seed=s, scale=d ** -0.5) for s in (5, 7))
+        w2 = noise(o, h, seed=6, scale=h ** -0.5)
         b1, b2, b3 = noise(h, seed=8), noise(o, seed=9), noise(h, seed=10)
         for act in ("SILU", "GELU", "GELU_TANH", "RELU", "RELU2"):
             x64 = x.astype(np.float64)
@@ -259,8 +264,9 @@ def ffn() -> Iterator[Case]:
             gated = ACT[act](x64 @ w1.T + b1) * (x64 @ w3.T + b3)
             y = gated @ w2.T + b2
             size = np.abs(gated) @ np.abs(w2).T + np.abs(y) + 1
-            yield Case(f"gated {act} {rows}", {"x": tensor(x), "w1": tensor(w1.T), "w2": tensor(w2.T), "w3": tensor(w3.T),
-                                               "b1": tensor(b1), "b2": tensor(b2), "b3": tensor(b3), "act": act},
+            yield Case(f"gated {act} {rows}",
+                       {"x": tensor(x), "w1": tensor(w1.T), "w2": tensor(w2.T), "w3": tensor(w3.T),
+                        "b1": tensor(b1), "b2": tensor(b2), "b3": tensor(b3), "act": act},
                        close(y, F32, 30, size), (*rows, o))
     yield from _block_ffn()
 
@@ -310,8 +316,9 @@ def rope() -> Iterator[Case]:
                 want = _rotate(x.astype(np.float64), hdim, pos, pairing, options.get("theta", 10000.0),
                                options.get("scale", 1.0), divisor)
                 # an angle of p radians carries p / 2^24 of rounding
-                yield Case(f"{shape} {pairing} {options}", {"x": tensor(x), "pos": pos, "hdim": hdim, "pairing": pairing,
-                                                            **named}, close(want, F32, 6 + 3.0 * (pos + 70), 1.0), shape)
+                yield Case(f"{shape} {pairing} {options}",
+                           {"x": tensor(x), "pos": pos, "hdim": hdim, "pairing": pairing, **named},
+                           close(want, F32, 6 + 3.0 * (pos + 70), 1.0), shape)
     half = tensor(noise(2, 8, seed=8), F16)
     yield Case("F16", {"x": half, "pos": 2, "hdim": 4},
                close(_rotate(values(half), 4, 2, "NEOX", 10000.0, 1.0, np.ones(2)), F16, 10, 1.0))
@@ -351,8 +358,8 @@ def conv() -> Iterator[Case]:
         yield Case(f"{x_shape} {w_shape} {options}", {"x": tensor(x), "w": tensor(w), **options},
                    close(y, F32, 1 + n, size), y.shape)
         for act in ("SILU", "RELU", "GELU"):
-            yield Case(f"{x_shape} {w_shape} {options} bias {act}", {"x": tensor(x), "w": tensor(w), "bias": tensor(bias),
-                                                                     "act": act, **options},
+            yield Case(f"{x_shape} {w_shape} {options} bias {act}",
+                       {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "act": act, **options},
                        close(ACT[act](y + column), F32, 8 + n, size + np.abs(column)), y.shape)
 
 
