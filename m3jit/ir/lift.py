@@ -36,6 +36,8 @@ class Entry:
     type_of: Callable[[Key], Type | None]
     actual: dict[Sym, int] = field(default_factory=dict)          # today's value of each symbol
     stop_at: frozenset[int] = frozenset()                         # leave here (breakpoints, region borders)
+    live_out: frozenset[Key] | None = None                        # registers wanted at HALT or RET (None: all); other
+                                                                  # exits then hand back nothing: start over elsewhere
 
 
 def reg_key(r: Reg) -> Key:
@@ -128,6 +130,10 @@ class Lifter(Recorder):
 
     def leave(self, pc: int, reason: str) -> Leave:
         env = {k: v for k, v in self.env.items() if not (v.op == "input" and v.attrs["key"] == k)}
+        if self.entry.live_out is not None:
+            ins = self.view.at(pc)
+            wanted = self.entry.live_out if ins is not None and ins.op.control in ("halt", "ret") else frozenset()
+            env = {k: v for k, v in env.items() if k in wanted}
         return Leave(pc, env, reason)
 
     def flush(self) -> None:
