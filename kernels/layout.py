@@ -13,10 +13,10 @@ Q4_K  2304       d f16[16], dmin f16[16]; 3 vectors: the 12 bytes of packed 6-bi
                  vector 8c + v (c = 0..3) = file bytes qs[32c + 4v ..]: low nibbles are elements 64c + 4v + i of the
                  super-block (sub-block 2c), high nibbles 64c + 32 + 4v + i (sub-block 2c + 1)
 Q6_K  3360       d f16[16]; scales i8[16 sub-blocks][16 rows]; 48 vectors: 4 groups g = 2h + s of 12 (half h of 128
-                 elements, s = 0..1), each ql[64h + 16s + 4v ..], v = 0..3, then ql[64h + 32 + 16s + 4v ..], then
-                 qh[32h + 16s + 4v ..].  With a, b, c their vectors v: (a & 15) | (c & 3) << 4 are elements
-                 128h + 16s + 4v + i (sub-block 8h + s), (b & 15) | (c >> 2 & 3) << 4 those 32 on (sub-block
-                 8h + s + 2), (a >> 4) | (c >> 4 & 3) << 4 and (b >> 4) | (c >> 6) << 4 the next two; values 0..63
+                 elements, s = 0..1), each for v = 0..3: a = ql[64h + 16s + 4v ..], b = ql[64h + 32 + 16s + 4v ..],
+                 c = qh[32h + 16s + 4v ..].  (a & 15) | (c & 3) << 4 are elements 128h + 16s + 4v + i (sub-block
+                 8h + s), (b & 15) | (c >> 2 & 3) << 4 those 32 on (sub-block 8h + s + 2), (a >> 4) | (c >> 4 & 3) << 4
+                 and (b >> 4) | (c >> 6) << 4 the next two; values 0..63
 
 F32, F16 and BF16 weights stay as in the file: row-major [N, K].
 """
@@ -33,7 +33,7 @@ PACKED = (Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)      # dtypes with an R16 layout
 class LayoutError(ValueError):
     """A matrix that has no such layout."""
 
-VERSION = 1                       # changes when a byte of a layout changes (part of the key of cached files)
+VERSION = 2                       # changes when a byte of a layout changes (part of the key of cached files)
 
 
 def check(dtype: DType, rows: int, cols: int) -> None:
@@ -64,7 +64,7 @@ _FIELDS: dict[str, list[tuple[int, int, int]]] = {
     "Q4_1": [(0, 2, 1), (2, 2, 1), (4, 4, 4)],
     "Q4_K": [(0, 2, 1), (2, 2, 1), (4, 4, 3), (16, 4, 32)],
     "Q6_K": [(208, 2, 1), (192, 1, 16)] + [
-        (start, 4, 4) for h in range(2) for s in range(2)
+        (start + 4 * v, 4, 1) for h in range(2) for s in range(2) for v in range(4)
         for start in (64 * h + 16 * s, 64 * h + 32 + 16 * s, 128 + 32 * h + 16 * s)],
 }
 

@@ -10,8 +10,9 @@ scale):
     Q6_K  acc = fma(dx, d f32(isum), acc)                             isum = sum_j sc_j sum q (w - 32), 16 sub-blocks
 
 Schedule: 16 lanes = 16 weight rows; 4 bytes of one token's activation are broadcast into dot4, so nothing is summed
-across lanes.  One token: a group walks two tiles of rows half the matrix apart in one loop (two far streams of memory
-are faster than one, two near ones slower).  More tokens: tiles of 8, then 4, 2, 1 tokens, nibbles split on the fly.
+across lanes.  One token, 32-element formats: a group walks two tiles of rows half the matrix apart in one loop (two far
+streams of memory are faster than one, two near ones slower).  Else two neighbouring tiles of rows, one after the other,
+for tiles of 8, then 4, 2, 1 tokens; nibbles are split on the fly.
 """
 from __future__ import annotations
 
@@ -19,13 +20,18 @@ import functools
 from typing import Callable, Sequence
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value, Var
+from m3jit.ir.loop import Buffer, Builder, Kernel, Value
 from m3jit.isa.types import DType, DTYPES
 from m3jit.kernels import layout
 from m3jit.kernels.quantize import BIAS8, BIAS32, BIAS128, D32, D256, HIGH, LOW, RECORD_BYTES, SUM32
 
 NIBBLE = 0x0F0F0F0F
 TOKEN_TILES = (8, 4, 2, 1)
+FEW = 4                                      # tokens up to which more sums at once cost no registers that are needed
+# Bytes the K-quant kernels ask for ahead of their loads.  One stream with this request runs at 0.9-0.95 of a plain read
+# loop; without it, or with two streams, the rate hangs on the order of instructions (Q4_K, Zen 5: 22-39 GB/s for one
+# and the same body at different places, read loop 41).  The 32-element formats gain nothing from it.
+AHEAD = 8192
 
 
 def activation_block(dtype: DType) -> int:
@@ -33,13 +39,11 @@ def activation_block(dtype: DType) -> int:
     return dtype.block
 
 
-# -- one block of 16 rows for a tile of tokens ------------------------------------------------------------------------
-# w: the tile-block; x: the tokens' records; acc: their accumulators.
+# -- one block of 16 rows, for some streams of weights and a tile of tokens --------------------------------------------
+# w: the tile-block of each stream; x: the tokens' records.  Gives [stream][token] (scale, value) pairs:
+# acc = fma(scale, value, acc).  Loops inside a block take all streams in turn, a few vectors each: memory likes that.
 
-def _finish(b: Builder, acc: Sequence[Var], values: Sequence[Value], scales: Sequence[Value]) -> None:
-    """acc = fma(scale, value, acc) for every token."""
-    for a, v, s in zip(acc, values, scales):
-        a.set(b.fma(s, v, a.get()))
+Pairs = list[list[tuple[Value, Value]]]
 
 
 def _dot_vectors(b: Builder, w: Buffer, x: Sequence[Buffer], start: Sequence[Value], count: int,
@@ -54,88 +58,112 @@ def _dot_vectors(b: Builder, w: Buffer, x: Sequence[Buffer], start: Sequence[Val
     return sums
 
 
-def _q8_0(b: Builder, w: Buffer, x: Sequence[Buffer], acc: Sequence[Var]) -> None:
-    start = [b.load("i32", r, BIAS128) for r in x]
-    sums = _dot_vectors(b, w.at(32), x, start, 8, nibbles=False)
-    dw = b.load_lanes("f16", w, 0)
-    _finish(b, acc, [b.cvt(s, "f32") for s in sums], [dw * b.load("f32", r, D32) for r in x])
+def _q8_0(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer], bias: int = BIAS128, vectors: int = 8,
+          nibbles: bool = False) -> Pairs:
+    out: Pairs = []
+    for w in streams:
+        sums = _dot_vectors(b, w.at(32), x, [b.load("i32", r, bias) for r in x], vectors, nibbles)
+        dw = b.load_lanes("f16", w, 0)
+        out.append([(dw * b.load("f32", r, D32), b.cvt(s, "f32")) for s, r in zip(sums, x)])
+    return out
 
 
-def _q4_0(b: Builder, w: Buffer, x: Sequence[Buffer], acc: Sequence[Var]) -> None:
-    start = [b.load("i32", r, BIAS8) for r in x]
-    sums = _dot_vectors(b, w.at(32), x, start, 4, nibbles=True)
-    dw = b.load_lanes("f16", w, 0)
-    _finish(b, acc, [b.cvt(s, "f32") for s in sums], [dw * b.load("f32", r, D32) for r in x])
+def _q4_0(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
+    return _q8_0(b, streams, x, BIAS8, 4, nibbles=True)
 
 
-def _q4_1(b: Builder, w: Buffer, x: Sequence[Buffer], acc: Sequence[Var]) -> None:
-    sums = _dot_vectors(b, w.at(64), x, [b.i32(0)] * len(x), 4, nibbles=True)
-    dw, m = b.load_lanes("f16", w, 0), b.load_lanes("f16", w, 16)
-    u = [b.fma(dw, b.cvt(s, "f32"), m * b.load("f32", r, SUM32)) for s, r in zip(sums, x)]
-    _finish(b, acc, u, [b.load("f32", r, D32) for r in x])
+def _q4_1(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
+    out: Pairs = []
+    for w in streams:
+        sums = _dot_vectors(b, w.at(64), x, [b.i32(0)] * len(x), 4, nibbles=True)
+        dw, m = b.load_lanes("f16", w, 0), b.load_lanes("f16", w, 16)
+        out.append([(b.load("f32", r, D32), b.fma(dw, b.cvt(s, "f32"), m * b.load("f32", r, SUM32)))
+                    for s, r in zip(sums, x)])
+    return out
 
 
-def _q4_k(b: Builder, w: Buffer, x: Sequence[Buffer], acc: Sequence[Var]) -> None:
-    d, dmin = b.load_lanes("f16", w, 0), b.load_lanes("f16", w, 16)
-    words = [b.load_lanes("i32", w.at(64), 16 * i) for i in range(3)]
-    top = 0x03030303                                     # the two upper bits of scales and mins 4..7
-    scales = [words[0] & 0x3F3F3F3F, (words[2] & NIBBLE) | ((b.lshr(words[0], 6) & top) << 4)]
-    mins = [words[1] & 0x3F3F3F3F, (b.lshr(words[2], 4) & NIBBLE) | ((b.lshr(words[1], 6) & top) << 4)]
-    table = b.scratch("scales", "i32", 8 * 16)           # sc_j of the 16 rows, so that the loop below can stay a loop
-    for j in range(8):
-        b.store_lanes("i32", table, 16 * j, b.lshr(scales[j // 4], 8 * (j % 4)) & 255)
-    isum = [b.var("i32", 0) for _ in x]
+class _K4Stream:
+    """One stream's super-block of Q4_K: scales unpacked to scratch, so that the loop over sub-blocks can stay a loop."""
+
+    def __init__(self, b: Builder, number: int, w: Buffer, tokens: int):
+        self.w = w
+        self.d, self.dmin = b.load_lanes("f16", w, 0), b.load_lanes("f16", w, 16)
+        words = [b.load_lanes("i32", w.at(64), 16 * i) for i in range(3)]
+        top = 0x03030303                                 # the two upper bits of scales and mins 4..7
+        scales = [words[0] & 0x3F3F3F3F, (words[2] & NIBBLE) | ((b.lshr(words[0], 6) & top) << 4)]
+        self.mins = [words[1] & 0x3F3F3F3F, (b.lshr(words[2], 4) & NIBBLE) | ((b.lshr(words[1], 6) & top) << 4)]
+        self.table = b.scratch(f"scales{number}", "i32", 8 * 16)
+        for j in range(8):
+            b.store_lanes("i32", self.table, 16 * j, b.lshr(scales[j // 4], 8 * (j % 4)) & 255)
+        self.isum = [b.var("i32", 0) for _ in range(tokens)]
+
+    def min_sum(self, b: Builder, r: Buffer) -> Value:
+        """sum_j m_j sum q, exact: the sums of q come as two signed bytes, low and high."""
+        low, high = b.i32(0), b.i32(0)
+        for i, mins in enumerate(self.mins):
+            low = b.dot4(low, mins, b.load("i32", r, LOW + i))
+            high = b.dot4(high, mins, b.load("i32", r, HIGH + i))
+        return low + (high << 7)
+
+
+def _q4_k(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
+    blocks = [_K4Stream(b, i, w, len(x)) for i, w in enumerate(streams)]
+    together = len(x) <= FEW                             # both nibbles of a vector at once: each byte is read once
     with b.loop(0, 4) as c:
-        quants = w.at(c * 512 + 256)
-        for half in range(2):                            # low nibbles: sub-block 2c, high: 2c + 1
-            sums: list[Value] = [b.i32(0)] * len(x)
-            for v in range(8):
-                raw = b.load_lanes("i32", quants, 16 * v)
-                nibbles = (b.lshr(raw, 4) if half else raw) & NIBBLE
-                sums = [b.dot4(s, nibbles, b.load("i32", r, c * 16 + (8 * half + v))) for s, r in zip(sums, x)]
-            scale = b.load_lanes("i32", table, c * 32 + 16 * half)
-            for total, s in zip(isum, sums):
-                total.set(total.get() + s * scale)
-    values = []
-    for total, r in zip(isum, x):
-        low = b.dot4(b.dot4(b.i32(0), mins[0], b.load("i32", r, LOW)), mins[1], b.load("i32", r, LOW + 1))
-        high = b.dot4(b.dot4(b.i32(0), mins[0], b.load("i32", r, HIGH)), mins[1], b.load("i32", r, HIGH + 1))
-        msum = low + (high << 7)
-        values.append(b.fma(d, b.cvt(total.get(), "f32"), -(dmin * b.cvt(msum, "f32"))))
-    _finish(b, acc, values, [b.load("f32", r, D256) for r in x])
+        for s in blocks:
+            quants = s.w.at(c * 512 + 256)
+            for halves in ([(0, 1)] if together else [(0,), (1,)]):  # low nibbles: sub-block 2c, high: 2c + 1
+                sums: dict[int, list[Value]] = {h: [b.i32(0)] * len(x) for h in halves}
+                for v in range(8):
+                    raw = b.load_lanes("i32", quants, 16 * v, ahead=AHEAD if together else 0)
+                    for h in halves:
+                        q = (b.lshr(raw, 4) if h else raw) & NIBBLE
+                        sums[h] = [b.dot4(t, q, b.load("i32", r, c * 16 + (8 * h + v))) for t, r in zip(sums[h], x)]
+                for h in halves:
+                    scale = b.load_lanes("i32", s.table, c * 32 + 16 * h)
+                    for total, t in zip(s.isum, sums[h]):
+                        total.set(total.get() + t * scale)
+    return [[(b.load("f32", r, D256), b.fma(s.d, b.cvt(total.get(), "f32"), -(s.dmin * b.cvt(s.min_sum(b, r), "f32"))))
+             for total, r in zip(s.isum, x)] for s in blocks]
 
 
-def _q6_k(b: Builder, w: Buffer, x: Sequence[Buffer], acc: Sequence[Var]) -> None:
-    d = b.load_lanes("f16", w, 0)
-    isum = [b.var("i32", 0) for _ in x]
-    with b.loop(0, 2) as h:
-        with b.loop(0, 2) as s:
-            quants = w.at((h * 2 + s) * 768 + 288)
-            block = h * 8 + s                            # first of the sub-blocks block, +2, +4, +6
-            for part in range(4):
-                sums = [b.load("i32", r, block + (BIAS32 + 2 * part)) for r in x]
+def _q6_k(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
+    ds = [b.load_lanes("f16", w, 0) for w in streams]
+    isums = [[b.var("i32", 0) for _ in x] for _ in streams]
+    together = len(x) <= FEW // 2
+    with b.loop(0, 4) as g:                              # group g = 2h + s of the layout
+        first = (g >> 1 << 3) + (g & 1)            # its sub-blocks are first, + 2, + 4, + 6
+        for w, isum in zip(streams, isums):
+            quants = w.at(g * 768 + 288)
+            for parts in ([(0, 1, 2, 3)] if together else [(0,), (1,), (2,), (3,)]):
+                sums = {part: [b.load("i32", r, first + (BIAS32 + 2 * part)) for r in x] for part in parts}
                 for v in range(4):
-                    sums = _q6_step(b, quants, x, sums, part, v, block)
-                scale = b.load_lanes("i8", w.at(32), (block + 2 * part) * 16)
-                for total, p in zip(isum, sums):
-                    total.set(total.get() + p * scale)
-    _finish(b, acc, [d * b.cvt(t.get(), "f32") for t in isum], [b.load("f32", r, D256) for r in x])
+                    _q6_step(b, quants, x, sums, v, first)
+                for part in parts:
+                    scale = b.load_lanes("i8", w.at(32), (first + 2 * part) * 16)
+                    for total, p in zip(isum, sums[part]):
+                        total.set(total.get() + p * scale)
+    return [[(b.load("f32", r, D256), d * b.cvt(t.get(), "f32")) for t, r in zip(isum, x)] for d, isum in zip(ds, isums)]
 
 
-def _q6_step(b: Builder, quants: Buffer, x: Sequence[Buffer], sums: list[Value], part: int, v: int,
-             block: Value) -> list[Value]:
-    """One vector (4 elements of 16 rows) of sub-block `block + 2 part`: four low bits, two high bits put together."""
-    raw = b.load_lanes("i32", quants, 16 * (4 * (part % 2) + v))
-    high = b.load_lanes("i32", quants, 16 * (8 + v))
-    low = (b.lshr(raw, 4) if part >= 2 else raw) & NIBBLE
-    shift = 4 - 2 * part                                 # brings bits 2 part, 2 part + 1 of each byte to 4, 5
-    moved = high << shift if shift > 0 else b.lshr(high, -shift) if shift < 0 else high
-    weights = low | (moved & 0x30303030)
-    word = block * 4 + (8 * part + v)
-    return [b.dot4(s, weights, b.load("i32", r, word)) for s, r in zip(sums, x)]
+def _q6_step(b: Builder, quants: Buffer, x: Sequence[Buffer], sums: dict[int, list[Value]], v: int,
+             first: Value) -> None:
+    """One vector (4 elements of 16 rows) of the sub-blocks `first + 2 part`: four low bits, two high bits together."""
+    ahead = AHEAD if len(x) <= FEW // 2 else 0
+    raws = {side: b.load_lanes("i32", quants, 16 * (3 * v + side), ahead=ahead)
+            for side in sorted({part % 2 for part in sums})}
+    high = b.load_lanes("i32", quants, 16 * (3 * v + 2), ahead=ahead)
+    for part in sums:
+        raw = raws[part % 2]
+        low = (b.lshr(raw, 4) if part >= 2 else raw) & NIBBLE
+        shift = 4 - 2 * part                             # brings bits 2 part, 2 part + 1 of each byte to 4, 5
+        moved = high << shift if shift > 0 else b.lshr(high, -shift) if shift < 0 else high
+        weights = low | (moved & 0x30303030)
+        word = first * 4 + (8 * part + v)
+        sums[part] = [b.dot4(t, weights, b.load("i32", r, word)) for t, r in zip(sums[part], x)]
 
 
-_BLOCK: dict[str, Callable] = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q6_K": _q6_k}
+_BLOCK: dict[str, Callable[..., Pairs]] = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q6_K": _q6_k}
 
 
 # -- the kernel -------------------------------------------------------------------------------------------------------
@@ -161,9 +189,10 @@ def _accumulate(b: Builder, shape: _Shape, streams: Sequence[Buffer], records: S
     acc = [[b.var("f32", 0.0) for _ in records] for _ in streams]
     size, step = layout.tile_block_bytes(shape.dtype), RECORD_BYTES[shape.dtype.block]
     with b.loop(0, shape.blocks) as k:
-        x = [r.at(k * step) for r in records]
-        for w, a in zip(streams, acc):
-            _BLOCK[shape.dtype.name](b, w.at(k * size), x, a)
+        pairs = _BLOCK[shape.dtype.name](b, [w.at(k * size) for w in streams], [r.at(k * step) for r in records])
+        for cells, of_stream in zip(acc, pairs):
+            for cell, (scale, value) in zip(cells, of_stream):
+                cell.set(b.fma(scale, value, cell.get()))
     return [[v.get() for v in a] for a in acc]
 
 
@@ -194,21 +223,32 @@ def qmatmul(dtype_name: str, bias: bool = False, residual: bool = False) -> Kern
             value = value + b.load_lanes("f32", res, at, inside)
         b.store_lanes("f32", y, at, b.canonical_nan(value), inside)
 
-    with b.if_(shape.tokens.equals(1)):
+    def far_streams() -> None:
         tiles = [b.group, b.select(two, far, b.group)]   # an odd last tile is done twice, with the same result
         for tile, (value,) in zip(tiles, _accumulate(b, shape, [shape.tile(w, t) for t in tiles], [act])):
             store(0, tile, value)
-    with b.else_():
-        with b.loop(0, b.cvt(two, "i64") + 1) as stream:
-            tile = b.group + half * stream
 
+    def one_by_one() -> None:
+        first_tile = b.group * 2
+        with b.loop(first_tile, b.imin(first_tile + 2, shape.tiles)) as tile:
             def tokens(first: Value, count: int) -> None:
                 records = [shape.record(act, first + i) for i in range(count)]
                 values = _accumulate(b, shape, [shape.tile(w, tile)], records)[0]
                 for i, value in enumerate(values):
                     store(first + i, tile, value)
             token_tiles(b, shape.tokens, tokens)
+    _by_tokens(b, shape, far_streams, one_by_one)
     return b.finish()
+
+
+def _by_tokens(b: Builder, shape: _Shape, far_streams: Callable[[], None], one_by_one: Callable[[], None]) -> None:
+    if shape.dtype.block == 256:
+        one_by_one()
+        return
+    with b.if_(shape.tokens.equals(1)):
+        far_streams()
+    with b.else_():
+        one_by_one()
 
 
 def token_tiles(b: Builder, count: Value, body: Callable[[Value, int], None],
@@ -251,12 +291,11 @@ def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
         for i in range(count):
             store(first + i, g[i], u[i])
 
+    def far_streams() -> None:                           # the two matrices are the two streams
+        (g,), (u,) = _accumulate(b, shape, [w for _, w in weights], [act])
+        store(0, g, u)
     if up_dtype is dtype:
-        with b.if_(shape.tokens.equals(1)):              # the two matrices are the two far streams
-            (g,), (u,) = _accumulate(b, shape, [w for _, w in weights], [act])
-            store(0, g, u)
-        with b.else_():
-            token_tiles(b, shape.tokens, tokens)
+        _by_tokens(b, shape, far_streams, lambda: token_tiles(b, shape.tokens, tokens))
     else:
         token_tiles(b, shape.tokens, tokens)
     return b.finish()

@@ -277,9 +277,14 @@ class Builder:
         """Uniform index and value: one store per group.  Varying: a scatter (indices of active lanes distinct)."""
         self._memory("store", dtype, buf, index, value, mask)
 
-    def load_lanes(self, dtype: str, buf: Buffer, base: Value | int, mask: Value | None = None) -> Value:
-        """Lane l reads element base + l (contiguous: one vector load).  Masked-off lanes read 0."""
-        return self._memory("load_lanes", dtype, buf, base, None, mask)
+    def load_lanes(self, dtype: str, buf: Buffer, base: Value | int, mask: Value | None = None, ahead: int = 0) -> Value:
+        """Lane l reads element base + l (contiguous: one vector load).  Masked-off lanes read 0.
+
+        ahead > 0: a hint that the bytes that far behind the address will be read soon (they need not exist)."""
+        v = self._memory("load_lanes", dtype, buf, base, None, mask)
+        if ahead:
+            v.attrs["ahead"] = ahead
+        return v
 
     def store_lanes(self, dtype: str, buf: Buffer, base: Value | int, value: Value, mask: Value | None = None) -> None:
         """Lane l writes element base + l; f32 -> f16/bf16 rounds to nearest even, ints wrap; NaN is NOT changed

@@ -130,7 +130,8 @@ class _Printer:
     def _result(self, v: Value, args: list[str]) -> str:
         match v.op:
             case "load" | "load_lanes":
-                return f"{v.op} {v.attrs['dtype']} {self._place(v)}{self._mask(v)}"
+                ahead = f" ahead {v.attrs['ahead']}" if "ahead" in v.attrs else ""
+                return f"{v.op} {v.attrs['dtype']} {self._place(v)}{self._mask(v)}{ahead}"
             case "var":
                 return f"var {'varying' if v.varying else 'uniform'} {args[0]}"
             case "get":
@@ -164,7 +165,7 @@ _SCRATCH = re.compile(rf"({_NAME})\s*=\s*scratch\s+(\w+)\[(\d+)\]")
 _LOOP = re.compile(rf"loop\s+({_NAME})\s*=\s*(\S+)\s*\.\.\s*(\S+?)(?:\s+step\s+(\d+))?\s*\{{")
 _IF = re.compile(r"if\s+(\S+)\s*\{")
 _PLACE = r"([^\s@\[]+)(?:@([^\s\[]+))?\[([^\s\]]+)\]"
-_LOAD = re.compile(rf"(load|load_lanes)\s+(\w+)\s+{_PLACE}(?:\s+if\s+(\S+))?")
+_LOAD = re.compile(rf"(load|load_lanes)\s+(\w+)\s+{_PLACE}(?:\s+if\s+(\S+))?(?:\s+ahead\s+(\d+))?")
 _STORE = re.compile(rf"(store|store_lanes)\s+(\w+)\s+{_PLACE}\s*=\s*(\S+)(?:\s+if\s+(\S+))?")
 _SET = re.compile(rf"set\s+({_NAME})\s*=\s*(\S+)")
 _CONSTANT = re.compile(r"([+-]?(?:inf|nan|[0-9.]+(?:e[+-]?[0-9]+)?))(?:_(\w+))?")
@@ -343,7 +344,8 @@ class _Parser:
     def _value(self, op: str, rest: str, type: str, text: str) -> Value:
         if m := _LOAD.fullmatch(text):
             mask = self.operand(m[6]) if m[6] else None
-            return getattr(self.b, m[1])(self._memory(m[2]), self.buffer(m[3], m[4]), self.operand(m[5]), mask)
+            more = {"ahead": int(m[7])} if m[7] and m[1] == "load_lanes" else {}
+            return getattr(self.b, m[1])(self._memory(m[2]), self.buffer(m[3], m[4]), self.operand(m[5]), mask, **more)
         if op == "get":
             return self._var(rest).get()
         if op not in PURE or op in ("lane", "group"):

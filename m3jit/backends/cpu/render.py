@@ -327,6 +327,8 @@ class _KernelRenderer:
             args = (dtype, ptr.scalar, offset, self.arith.pure("add", "i64", [index, self.pass_lane], {}, []))
         match v.op:
             case "load_lanes":
+                if "ahead" in v.attrs:
+                    m.prefetch(*args, v.attrs["ahead"])
                 self.env[id(v)] = m.load_lanes(*args, mask, self._live(v))
             case "store_lanes":
                 m.store_lanes(*args, value, mask)
