@@ -111,8 +111,10 @@ class Layout:
         """The whole axis `reps` times over: a b c -> a b c a b c."""
         x, at = movable(x, axis)
         check_range("reps", reps, 0, 2 ** 40)
-        return moved(x, np.concatenate([x.data] * reps, axis=at) if reps else
-                     x.data[(slice(None),) * at + (slice(0, 0),)].copy())
+        shape = [*x.data.shape[:at], reps, *x.data.shape[at:]]
+        wide = np.broadcast_to(np.expand_dims(x.data, at), shape)
+        shape[at:at + 2] = [reps * x.data.shape[at]]
+        return moved(x, wide.reshape(shape) if reps > 1 else wide.reshape(shape).copy())
 
     def gather(self, table, index, axis: int):
         """Slices of table along an axis at integer indices: shape table[:axis] + index.shape + table[axis + 1:]."""

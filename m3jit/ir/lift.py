@@ -14,7 +14,7 @@ from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, D
                              Node, OpaqueType, Retired, Sym, TensorType, Type, dim_add, dim_ceildiv, dim_mul, eval_dim,
                              weight_name)
 from m3jit.ir.trace import KVRef, Recorder, TraceXp, Untraceable
-from m3jit.isa.fields import (GPR, SPECIAL, STATE, FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, ShapeField)
+from m3jit.isa.fields import (REQUIRED, SPECIAL, STATE, FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, ShapeField)
 from m3jit.isa.table import Instruction
 
 MAX_VERSIONS = 4
@@ -367,7 +367,7 @@ class Lifter(Recorder):
     def operand(self, f: Any, ins: Instruction) -> Any:
         if isinstance(f, Hidden):
             return self.lookup(f.state)
-        v = ins.args.get(f.name)
+        v = ins.args.get(f.name, None if f.default is REQUIRED else f.default)
         if isinstance(f, (RegField, PayloadReg)):
             if f.dest and not f.both or v is None:
                 return None

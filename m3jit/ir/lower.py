@@ -367,8 +367,6 @@ class Lowering:
     def _node(self, n: Node) -> None:
         self.node = n
         if n.op in ("weight", "imm", "const", "dim", "true", "from_scalar", "reshape"):
-            if n.op == "reshape" and n.args[0].op == "input":
-                self.of(n.args[0])
             return
         for a in n.args:
             if a.op == "input" and a.is_tensor and a not in self.memory:

@@ -261,7 +261,8 @@ class TraceXp(TraceLayout):
     def broadcast(self, x, shape):
         x = self.tensor(x)
         shape = tuple(self._static_dim(d) for d in shape)
-        if -1 in shape or self.broadcast_shape(x.shape, shape) != shape:
+        if -1 in shape or x.rank > len(shape) or x.dtype.is_block or not all(
+                d == 1 or self.same(d, want) for d, want in zip(x.shape, shape[len(shape) - x.rank:])):
             raise Untraceable(f"cannot broadcast {x.shape} to {shape}")
         return x if shape == x.shape else self.node("broadcast", TensorType(x.dtype, shape), x)
 
@@ -436,7 +437,7 @@ class TraceXp(TraceLayout):
         if isinstance(ids, int) or (isinstance(ids, Node) and ids.is_scalar):
             ids = self.node("from_scalar", TensorType(T.I64, (1,)), self.as_scalar(ids))
         ids = self.tensor(ids)
-        if ids.dtype not in (T.I32, T.I64) or table.rank != 2 or not isinstance(table.shape[0], int):
+        if ids.dtype not in (T.I32, T.I64) or table.rank != 2 or not isinstance(table.shape[1], int):
             raise Untraceable("embed operands")
         ok = self.node("in_bounds", B1T, ids, limit=table.shape[0])
         self.r.check(ok, "token id outside the table")

@@ -137,11 +137,12 @@ class TraceLayout:
 
     def conv(self, x, w, bias=None, *, stride=1, pad=0, dilation=1, groups=1):
         x, w = self.cast(x, T.F32), self.cast(w, T.F32)
-        fixed = all(isinstance(d, int) for d in (*x.shape[1:], *w.shape)) if x.rank in (3, 4) else False
+        fixed = x.rank in (3, 4) and all(isinstance(d, int) for d in (*x.shape[1:], *w.shape[1:])) and \
+            (groups == 1 or isinstance(w.shape[0], int))
         if not fixed or w.rank != x.rank or min(stride, dilation, groups) < 1 or pad < 0:
             raise self.error("conv shapes")
         channels, (outputs, inner) = x.shape[1], w.shape[:2]
-        if channels % groups or outputs % groups or inner != channels // groups or min(w.shape[2:]) < 1:
+        if channels % groups or (groups > 1 and outputs % groups) or inner != channels // groups or min(w.shape[2:]) < 1:
             raise self.error("conv groups")
         spans = [dilation * (k - 1) + 1 for k in w.shape[2:]]
         if any(d + 2 * pad < s for d, s in zip(x.shape[2:], spans)):
@@ -150,7 +151,7 @@ class TraceLayout:
         args = [x, w]
         if bias is not None:
             b = self.cast(bias, T.F32)
-            if b.type.count() != outputs:
+            if not self.same(b.type.count(), outputs):
                 raise self.error("conv bias")
             args.append(b)
         return self.node("conv", TensorType(T.F32, (x.shape[0], outputs, *sizes)), *args, stride=stride, pad=pad,

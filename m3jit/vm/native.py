@@ -156,7 +156,7 @@ class CompiledRegion:
         for word, t in r.outputs:
             a = outputs.get(word) if outputs else None
             if a is None:
-                a = np.empty([eval_dim(d, syms) for d in t.shape], t.dtype.storage)
+                a = np.empty(stored_shape(t, syms), t.dtype.storage)
             fresh[word] = a
             frame[word] = a.__array_interface__["data"][0]
         frame[FrameWord.STOP] = stop_address
@@ -214,7 +214,8 @@ class CompiledRegion:
                     v = struct.unpack("<d", struct.pack("<q", int(frame[s.word])))[0]
                 case "tensor":
                     a = fresh[s.word]
-                    v = _shaped(Tensor(s.type.dtype, a.shape, a), s, syms)
+                    v = Tensor(s.type.dtype, [eval_dim(d, syms) for d in s.type.shape],
+                               a.reshape(stored_shape(s.type, syms)))
                 case "input":
                     v = _shaped(regs.get(s.source), s, syms)
                 case _:
@@ -224,6 +225,14 @@ class CompiledRegion:
             regs.set(k, v)
         for k, by_layer in lengths.items():
             regs.set(k, commits[k].with_lengths(by_layer))
+
+
+def stored_shape(t: TensorType, syms: dict[Sym, int]) -> list[int]:
+    """Shape of the array that stores a tensor of this type (block types: packed bytes along the last axis)."""
+    shape = [eval_dim(d, syms) for d in t.shape]
+    if t.dtype.is_block:
+        shape[-1] = t.dtype.row_bytes(shape[-1])
+    return shape
 
 
 def _shaped(t: Tensor, s: Any, syms: dict[Sym, int]) -> Tensor:

@@ -90,7 +90,10 @@ def _fuse_block(b: Block, users: dict[Node, list[Any]]) -> None:
             continue
         shape = domain(s)
         if shape is not None and s.op != "reduce":
-            items += _materialise(s, shape)
+            for made in _materialise(s, shape):
+                _close(group_of.get(made.args[0]))
+                users.setdefault(made.args[0], []).append(made)
+                items.append(made)
         if shape is None:
             for a in s.args:
                 _close(group_of.get(a))
