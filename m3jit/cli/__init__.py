@@ -1,0 +1,125 @@
+"""The command line: `m3jit` and `python -m m3jit`.
+
+Every command is a module of this package, imported when it is named; what a command needs beyond this package is
+imported inside it, so that `m3jit --help` and a small program start without LLVM, numba or a model library.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any, Sequence
+
+from m3jit.errors import InternalError, M3Error, SinkClosed
+
+EXIT_CODES = (
+    (0, "the command did what was asked"),
+    (1, "an error of a file, a model, a download or the machine m3jit runs on"),
+    (2, "wrong usage, or a source or program file with errors"),
+    (3, "the program trapped"),
+    (4, "a limit was reached: --max-steps, --timeout, memory"),
+    (5, "deadlock: every context of the program waits"),
+    (6, "a backend or this machine cannot do what was asked"),
+    (70, "a bug in m3jit"),
+    (130, "interrupted (Ctrl-C)"),
+    (141, "the reader of the output went away (a closed pipe)"),
+    (143, "terminated (SIGTERM)"),
+)
+USAGE, INTERRUPTED, CLOSED_PIPE, TERMINATED, MEMORY = 2, 130, 141, 143, 4
+
+
+def debug() -> bool:
+    """Does the user want tracebacks (M3_DEBUG=1 or more)?"""
+    return os.environ.get("M3_DEBUG", "0") not in ("", "0")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code.  Errors become messages on standard error, never tracebacks."""
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
+    except ValueError:                                 # not the main thread: the host's signals stay the host's
+        pass
+    try:
+        code = _run(argv)
+    except BaseException as error:
+        code = report(error)
+    return _finish_output(code)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    from m3jit.cli.commands import group
+    result = group.main(args=None if argv is None else list(argv), prog_name="m3jit", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise SystemExit(TERMINATED)
+
+
+def report(error: BaseException) -> int:
+    """Say what went wrong; the exit code."""
+    if debug() and not isinstance(error, SystemExit):
+        import traceback
+        traceback.print_exception(error)
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, (SinkClosed, BrokenPipeError)):
+        return CLOSED_PIPE
+    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
+        return _say("interrupted", INTERRUPTED)
+    if isinstance(error, InternalError):
+        return _say(f"{error}\n(M3_DEBUG=1 shows where)", error.exit_code)
+    if isinstance(error, M3Error):
+        text = str(error)
+        return _say(text if _names_its_kind(text) else f"error: {text}", error.exit_code)
+    if isinstance(error, MemoryError):
+        return _say(f"error: out of memory{f': {error}' if str(error) else ''}; close other programs, or work on less "
+                    "at once", MEMORY)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _say(f"error: {where}{error.strerror or error}", 1)
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):          # click's own
+        return _usage(error)
+    return _say(f"{InternalError(f'{type(error).__name__}: {error}')}\n(M3_DEBUG=1 shows where)", 70)
+
+
+def _names_its_kind(text: str) -> bool:
+    """Messages of the assembler and of traps begin with a place and carry their own word."""
+    return ": error: " in text or "trap: " in text or text.startswith(("error:", "internal error:"))
+
+
+def _usage(error: Any) -> int:
+    context = getattr(error, "ctx", None)
+    hint = f" (`{context.command_path} --help` lists what there is)" if context is not None else ""
+    return _say(f"error: {error.format_message().rstrip('.')}{hint}", error.exit_code)
+
+
+def _say(text: str, code: int) -> int:
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):                      # nobody can hear it
+        pass
+    return code
+
+
+def _finish_output(code: int) -> int:
+    """Write out what Python still holds, here rather than at exit, where a closed pipe would print a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError) as error:
+            if stream is sys.stdout and code == 0:
+                code = report(error) if isinstance(error, OSError) else 1
+            _silence(stream)
+    return code
+
+
+def _silence(stream: Any) -> None:
+    """What is left in the buffer goes nowhere."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+    except (OSError, ValueError):
+        pass

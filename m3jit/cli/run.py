@@ -1,0 +1,117 @@
+"""`m3jit run`."""
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from m3jit.cli.sampling import refuse_for_programs, sampling_options
+from m3jit.errors import UserError
+
+DEFAULT_PROMPT = "The carriage stopped at the door, and"
+
+
+@click.command(epilog="Standard output gets the program's stream and nothing else.")
+@click.argument("what", required=False)
+@click.option("--prompt", "-p", "prompts", multiple=True, metavar="TEXT",
+              help="What the program reads as USER_INPUT: a model's prompt. Repeated: one item each.")
+@click.option("--input", "-i", "inputs", multiple=True, metavar="FILE",
+              help="The same from a file; - is standard input, which is also read when nothing is given.")
+@click.option("--lines", is_flag=True, help="Each line of standard input is an item of its own.")
+@sampling_options
+@click.option("--seed", type=click.IntRange(-2 ** 63, 2 ** 64 - 1), metavar="N",
+              help="Seed of the random stream [the same each time].")
+@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template (needs jinja2).")
+@click.option("--system", metavar="TEXT", help="System message for --chat.")
+@click.option("--bind", "-b", "bindings", multiple=True, metavar="rX=VALUE",
+              help='Set a register first: 5, 0.5, "text", [[1, 2], [3, 4]], f32[4, 8] (zeros), @FILE.npy.')
+@click.option("--show", "shown", multiple=True, metavar="rX", help="Print a register afterwards, on standard error.")
+@click.option("--files", metavar="FOLDER", default=".", help="Folder the program may read and write [.].")
+@click.option("--threads", "-t", type=click.IntRange(1, 1024), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--backend", metavar="NAME", default="auto", show_default=True,
+              help="auto, cpu, cpu:LEVEL (baseline avx2 avx512 native), numba, python or interpreter.")
+@click.option("--max-steps", type=click.IntRange(1), metavar="N", help="Stop after N instructions (exit code 4).")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="Stop after this time (exit code 4).")
+@click.option("--memory-limit", metavar="SIZE", help="Most memory, such as 512M or 2G [what the machine has].")
+@click.option("--stats", is_flag=True, help="Print counts, times and memory afterwards.")
+@click.option("--profile", is_flag=True, help="Print a table of time by opcode and by region.")
+@click.option("--trace", metavar="FILE", help="Write regions and slow instructions as a trace for ui.perfetto.dev.")
+@click.option("--print-ir-after", "print_after", metavar="PASS",
+              help='Print each region\'s IR after a pass ("lift": before all, "all": after each).')
+@click.option("--checked", is_flag=True, help="Verify IR after each pass; run each region on the interpreter as well.")
+def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
+    """Run WHAT: a program (.m3b or .m3asm), a model file (.gguf) or the name of a model (`m3jit model list`).
+
+    Without WHAT, the embedded default model continues the prompt.
+    """
+    from m3jit.cli import what as whats
+    from m3jit.cli.machine import limit_memory, parse_size
+    limit = parse_size(options["memory_limit"]) if options["memory_limit"] else None
+    limit_memory(limit)
+    found = whats.find(what)
+    models = whats.LazyModels()
+    prompts: list[Any] = [*options["prompts"]]
+    if found.kind == "model":
+        program, prompts = _model_program(found, models, sampling, prompts, options)
+    else:
+        refuse_for_programs(sampling, found.reference, {"--chat": options["chat"], "--system": bool(options["system"])})
+        program = whats.open_program(found)
+        from m3jit.cli.machine import read_text
+        prompts += [read_text(path) for path in options["inputs"]]
+    return _run(program, models, prompts, limit, options)
+
+
+def _model_program(found: Any, models: Any, sampling: dict[str, Any], prompts: list[str],
+                   options: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """A model's program and its input."""
+    from m3jit.cli.machine import read_standard_input, read_text
+    from m3jit.cli.sampling import model_options
+    if len(prompts) + len(options["inputs"]) > 1:
+        raise UserError("a model takes one prompt; give one --prompt or one --input")
+    model = models.load(found.reference)
+    text = prompts[0] if prompts else read_text(options["inputs"][0]) if options["inputs"] else read_standard_input()
+    if not text and found.is_default and not prompts and not options["inputs"]:
+        text = DEFAULT_PROMPT
+        if sys.stderr.isatty():
+            from m3jit.cli.terminal import note
+            note(f"prompt: {text}")
+    if not text:
+        raise UserError(f"{found.reference}: no prompt; give one with --prompt, --input FILE or on standard input")
+    if options["chat"]:
+        from m3jit.cli.chat import chat_tokens
+        prompts = [chat_tokens(model, text, options["system"])]
+    elif options["system"]:
+        raise UserError("--system: is a part of the chat template; add --chat")
+    else:
+        prompts = [text]
+    return models.models.program(model, found.reference, model_options(sampling)), prompts
+
+
+def _run(program: Any, models: Any, prompts: list[Any], limit: int | None, options: dict[str, Any]) -> int:
+    from m3jit.cli import machine, output
+    from m3jit.cli.bindings import parse_binding
+    from m3jit.cli.terminal import Progress
+    from m3jit.vm.context import DEFAULT_SEED
+    from m3jit.vm.vm import VM
+    seed = options["seed"]
+    more = {"memory_limit": limit} if limit else {}
+    vm = VM(program, options["backend"], options["threads"], options["max_steps"], timeout=options["timeout"],
+            models=models, files=options["files"], profile=options["profile"],
+            seed=DEFAULT_SEED if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63, **more)
+    for binding in options["bindings"]:
+        vm.set(*parse_binding(binding))
+    for name in options["shown"]:
+        vm.register(name)                              # a name that is not there is said before the run
+    machine.give_input(vm, prompts, options["lines"])
+    progress = Progress()
+    machine.show_progress(vm, progress)
+    observers = output.observe(vm, options)
+    began = time.perf_counter()
+    try:
+        vm.run()
+    finally:
+        observers.finish(time.perf_counter() - began)
+    return 0

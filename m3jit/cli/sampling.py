@@ -1,0 +1,47 @@
+"""How a model's text is generated: the options of `run`, `compile` and `explain` that end up in its program."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import click
+
+from m3jit.errors import UserError
+
+NAMES = ("max_tokens", "temp", "top_k", "top_p", "min_p", "repeat_penalty")
+TEMPERATURE = 0.8
+_GIVEN = {"temp": "temperature"}
+
+
+def sampling_options(function: Callable) -> Callable:
+    """Adds the options; their values arrive as `sampling` (a dict of those that were given)."""
+    @click.option("--max-tokens", "-n", type=click.IntRange(0), metavar="N", help="Most tokens to generate [256].")
+    @click.option("--temp", type=click.FloatRange(0), metavar="T",
+                  help=f"Temperature; 0 takes the likeliest token each time [{TEMPERATURE}].")
+    @click.option("--top-k", type=click.IntRange(0), metavar="K", help="Draw among the K likeliest; 0: all [40].")
+    @click.option("--top-p", type=click.FloatRange(0, 1), metavar="P",
+                  help="Draw among the likeliest whose probabilities reach P [0.95].")
+    @click.option("--min-p", type=click.FloatRange(0, 1), metavar="P",
+                  help="Drop tokens less likely than P times the likeliest [0.05].")
+    @click.option("--repeat-penalty", type=click.FloatRange(0, min_open=True), metavar="X",
+                  help="Weaken recent tokens by X; 1: not at all [1].")
+    @functools.wraps(function)
+    def wrapped(**options: Any) -> Any:
+        given = {name: options.pop(name) for name in NAMES}
+        return function(sampling={name: value for name, value in given.items() if value is not None}, **options)
+    return wrapped
+
+
+def model_options(sampling: dict[str, Any], **more: Any) -> Any:
+    """The `Options` of a model's program."""
+    from m3jit.models.llama import Options
+    values = {_GIVEN.get(name, name): value for name, value in {"temp": TEMPERATURE, **sampling}.items()}
+    return Options(**values, **more)
+
+
+def refuse_for_programs(sampling: dict[str, Any], name: str, others: dict[str, bool]) -> None:
+    """These options are written into a model's program; an existing program has its own."""
+    wrong = [f"--{n.replace('_', '-')}" for n in sampling] + [n for n, given in others.items() if given]
+    if wrong:
+        raise UserError(f"{', '.join(wrong)}: belong to model files; {name} is a program already and does what it says "
+                        "(compile the model anew, or set the program's registers with --bind)")
