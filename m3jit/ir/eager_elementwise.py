@@ -51,9 +51,10 @@ class Elementwise:
         else:
             arrays = [np.asarray(element_of(dtype, v)) if isinstance(v, (int, float)) else v.data for v in values]
         try:
-            np.broadcast_shapes(*(a.shape for a in arrays))
+            shape = np.broadcast_shapes(*(a.shape for a in arrays))
         except ValueError:
             raise OperandError("shapes do not broadcast: " + ", ".join(map(describe, values))) from None
+        self.room(shape, F32 if dtype in FLOATS else dtype)
         return dtype, arrays
 
     def _numbers(self, name: str, f: Callable[..., np.ndarray], *values: Any) -> Tensor:

@@ -56,6 +56,7 @@ class Layout:
     def broadcast(self, x, shape: Sequence[int]):
         """x repeated along axes of length 1 (and new leading axes) to the given shape."""
         x, dims = plain(x), to_shape(shape)
+        self.room(dims, x.dtype)
         try:
             return make(np.broadcast_to(x.data, dims).copy(), x.dtype)
         except ValueError:
@@ -103,6 +104,7 @@ class Layout:
         check_range("after", after, 0, 2 ** 40)
         shape = list(x.shape)
         shape[at] += before + after
+        self.room(shape, x.dtype)
         out = np.full(shape, element_of(x.dtype, value), x.dtype.numpy)
         out[(slice(None),) * at + (slice(before, before + x.shape[at]),)] = x.data
         return make(out, x.dtype)
@@ -112,6 +114,7 @@ class Layout:
         x, at = movable(x, axis)
         check_range("reps", reps, 0, 2 ** 40)
         shape = [*x.data.shape[:at], reps, *x.data.shape[at:]]
+        self.room(shape, x.dtype)
         wide = np.broadcast_to(np.expand_dims(x.data, at), shape)
         shape[at:at + 2] = [reps * x.data.shape[at]]
         return moved(x, wide.reshape(shape) if reps > 1 else wide.reshape(shape).copy())
@@ -122,6 +125,7 @@ class Layout:
         i = self._indices(index, x.shape[at], f"axis {at} of {describe(x)}")
         if x.rank - 1 + i.ndim > MAX_RANK:
             raise OperandError(f"the result of GATHER would have {x.rank - 1 + i.ndim} dimensions; {MAX_RANK} at most")
+        self.room((*x.data.shape[:at], *i.shape, *x.data.shape[at + 1:]), x.dtype)
         return moved(x, np.take(x.data, i, axis=at))
 
     def scatter(self, acc, index, values, axis: int, mode: str):
@@ -149,11 +153,14 @@ class Layout:
         """A tensor of one value."""
         if dtype.is_block:
             raise OperandError(f"a {dtype.name} tensor cannot be filled; QUANTIZE makes one")
-        return make(np.full(to_shape(shape), element_of(dtype, value), dtype.numpy), dtype)
+        dims = to_shape(shape)
+        self.room(dims, dtype)
+        return make(np.full(dims, element_of(dtype, value), dtype.numpy), dtype)
 
     def iota(self, n: int, dtype: DType = I64):
         """0, 1, ... n - 1."""
         check_range("length", n, 0, 2 ** 40)
+        self.room((n,), I64)
         return self.cast(make(np.arange(n, dtype=np.int64), I64), dtype)
 
     def _indices(self, index: Any, limit: int, where: str) -> np.ndarray:

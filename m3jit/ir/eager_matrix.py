@@ -229,8 +229,8 @@ class Matrix:
         if head_dim <= 0 or head_dim % 2 or x.rank < 2 or x.shape[-1] % head_dim:
             raise OperandError(f"ROPE needs [.., T, heads * HDIM] with an even HDIM, got {describe(x)} and HDIM "
                                f"{head_dim}")
-        freq = rope_frequencies(theta, head_dim) * to_f32(float(scale))
         with np.errstate(all="ignore"):
+            freq = rope_frequencies(theta, head_dim) * to_f32(float(scale))
             if factors is not None:
                 f = self._f32(factors)
                 if f.size != head_dim // 2:

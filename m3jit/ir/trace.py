@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from m3jit.ir.tensor import (B1T, F64T, I64T, Dim, Node, OpaqueType, ScalarType, Sym, TensorType, dim_add, dim_mul)
+from m3jit.ir.tensor import (B1T, F64T, I64T, Dim, Node, OpaqueType, ScalarType, Sym, TensorType, dim_add, dim_ceildiv, dim_mul)
 from m3jit.ir.eager_scalar import UNORDERED, round_immediate
 from m3jit.ir.trace_layout import TraceLayout
 from m3jit.isa import types as T
@@ -227,7 +227,7 @@ class TraceXp(TraceLayout):
             else:
                 missing = self._divide(total, rest)
             shape = tuple(missing if d == -1 else d for d in shape)
-        if not self.same(dim_mul(*shape), x.type.count()):
+        if x.dtype.is_block or not self.same(dim_mul(*shape), x.type.count()):
             raise Untraceable(f"cannot reshape {x.shape} to {shape}")
         if shape == x.shape:
             return x
@@ -300,6 +300,14 @@ class TraceXp(TraceLayout):
             if not 0 <= start <= d or not start <= stop <= d:
                 raise Untraceable("slice outside the axis")
             length: Dim = -(-(stop - start) // step)
+            args = [x]
+        elif isinstance(start, int) and start >= 0 and (stop is None or isinstance(stop, int)):
+            if stop is not None and stop < start:
+                raise Untraceable("slice outside the axis")
+            least = start if stop is None else stop
+            if least > 2:
+                self.r.check(self.node("le", B1T, self.const(least), self.dim(x, axis)), "slice outside the axis")
+            length = dim_ceildiv(dim_add(d, -start), step) if stop is None else -(-(stop - start) // step)
             args = [x]
         else:
             back, length = self._from_end(d, start, stop)

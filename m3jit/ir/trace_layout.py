@@ -112,8 +112,10 @@ class TraceLayout:
         if isinstance(k, Node) and k.op == "const":
             k = k.attrs["value"]
         n = x.shape[self.axis(x, axis)]
-        if not isinstance(k, int) or not isinstance(n, int) or not 1 <= k <= n:
-            raise self.error("topk needs a fixed k and axis")
+        if not isinstance(k, int) or k < 1 or (isinstance(n, int) and k > n):
+            raise self.error("topk needs a fixed k within the axis")
+        if not isinstance(n, int):
+            self.r.check(self.node("le", B1T, self.const(k), self.dim(x, axis)), "k beyond the axis")
         return self._ordered("topk", x, axis, k, k=k, largest=largest, sorted=sorted)
 
     # -- blocks -------------------------------------------------------------------------------------------------------
@@ -121,6 +123,8 @@ class TraceLayout:
         x = self.tensor(x)
         if not x.dtype.is_block:
             return self.cast(x, T.F32)
+        if x.dtype not in T.WEIGHTS or not isinstance(x.shape[-1], int):
+            raise self.error(f"no kernel decodes {x.dtype.name}")
         return self.node("dequantize", TensorType(T.F32, x.shape), x)
 
     def quantize(self, x, dtype: DType):

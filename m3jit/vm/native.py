@@ -32,7 +32,8 @@ def type_of_value(key: Any, value: Any) -> Type | None:
         return None
     if isinstance(value, Tensor):
         shape = value.shape
-        if shape and shape[0] >= 2 and not (isinstance(key, tuple) and key[0] == "V"):
+        fixed = (isinstance(key, tuple) and key[0] == "V") or (value.dtype.is_block and len(shape) == 1)
+        if shape and shape[0] >= 2 and not fixed:
             return TensorType(value.dtype, (Sym(f"n_{name_of(key)}"), *shape[1:]))
         return TensorType(value.dtype, shape)
     if isinstance(value, bool):
