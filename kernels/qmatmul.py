@@ -10,9 +10,11 @@ scale):
     Q6_K  acc = fma(dx, d f32(isum), acc)                             isum = sum_j sc_j sum q (w - 32), 16 sub-blocks
 
 Schedule: 16 lanes = 16 weight rows; 4 bytes of one token's activation are broadcast into dot4, so nothing is summed
-across lanes.  One token, 32-element formats: a group walks two tiles of rows half the matrix apart in one loop (two far
-streams of memory are faster than one, two near ones slower).  Else two neighbouring tiles of rows, one after the other,
-for tiles of 8, then 4, 2, 1 tokens; nibbles are split on the fly.
+across lanes; nibbles are split on the fly.  The 32-element formats take two tiles of rows at once, half the matrix apart
+(two far streams of memory are faster than one or two near ones), for 4, then 2, then 1 tokens: 2 x 4 sums, a token's
+bytes loaded once for both (Zen 5, one thread, K = 2048, GOP/s: 1 x 8 537-650, 2 x 4 705-760, 2 x 8 680-705, 4 x 4
+720-750).  K-quants, which do more work per vector of weights, take one tile at a time for 8, 4, 2, 1 tokens (1 x 8
+600-650 and 460, 2 x 4 575 and 390 for Q4_K and Q6_K).
 """
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ from m3jit.kernels import layout
 from m3jit.kernels.quantize import BIAS8, BIAS32, BIAS128, D32, D256, HIGH, LOW, RECORD_BYTES, SUM32
 
 NIBBLE = 0x0F0F0F0F
-TOKEN_TILES = (8, 4, 2, 1)
-FEW = 4                                      # tokens up to which more sums at once cost no registers that are needed
+TOKEN_TILES = (4, 2, 1)                      # with two tiles of rows
+K_TOKEN_TILES = (8, 4, 2, 1)                 # with one
+FEW = 4                                      # tiles x tokens up to which there are registers for more sums at once
 # Bytes the K-quant kernels ask for ahead of their loads.  One stream with this request runs at 0.9-0.95 of a plain read
 # loop; without it, or with two streams, the rate hangs on the order of instructions (Q4_K, Zen 5: 22-39 GB/s for one
 # and the same body at different places, read loop 41).  The 32-element formats gain nothing from it.
@@ -39,54 +42,64 @@ def activation_block(dtype: DType) -> int:
     return dtype.block
 
 
-# -- one block of 16 rows, for some streams of weights and a tile of tokens --------------------------------------------
-# w: the tile-block of each stream; x: the tokens' records.  Gives [stream][token] (scale, value) pairs:
-# acc = fma(scale, value, acc).  Loops inside a block take all streams in turn, a few vectors each: memory likes that.
+# -- one block of some tiles of rows for a tile of tokens ----------------------------------------------------------------
+# ws: the tile-block of each tile of rows; x: the tokens' records.  Gives [tile][token] (scale, value) pairs:
+# acc = fma(scale, value, acc).  A token's four bytes are loaded once for all tiles.
 
 Pairs = list[list[tuple[Value, Value]]]
+Sums = list[list[Value]]                     # [tile][token]
 
 
-def _dot_vectors(b: Builder, w: Buffer, x: Sequence[Buffer], start: Sequence[Value], count: int,
-                 nibbles: bool) -> list[Value]:
-    """Sums over the `count` vectors at w, from `start`; nibble vectors serve the words v and count + v."""
-    sums = list(start)
+def _dot(b: Builder, sums: Sums, weights: Sequence[Value], x: Sequence[Buffer], word: Value | int) -> None:
+    """sums += weights of each tile times word `word` of each token."""
+    for t, record in enumerate(x):
+        bytes4 = b.load("i32", record, word)
+        for s, w in zip(sums, weights):
+            s[t] = b.dot4(s[t], w, bytes4)
+
+
+def _dot_vectors(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer], start: Sequence[Value], count: int,
+                 nibbles: bool) -> Sums:
+    """Sums over the `count` vectors at each of ws, from `start`; nibble vectors serve the words v and count + v."""
+    sums = [list(start) for _ in ws]
     for v in range(count):
-        raw = b.load_lanes("i32", w, 16 * v)
-        halves = [(raw & NIBBLE, v), (b.lshr(raw, 4) & NIBBLE, count + v)] if nibbles else [(raw, v)]
-        for weights, word in halves:
-            sums = [b.dot4(s, weights, b.load("i32", record, word)) for s, record in zip(sums, x)]
+        raws = [b.load_lanes("i32", w, 16 * v) for w in ws]
+        _dot(b, sums, [r & NIBBLE for r in raws] if nibbles else raws, x, v)
+        if nibbles:
+            _dot(b, sums, [b.lshr(r, 4) & NIBBLE for r in raws], x, count + v)
     return sums
 
 
-def _q8_0(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer], bias: int = BIAS128, vectors: int = 8,
+def _q8_0(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer], bias: int = BIAS128, vectors: int = 8,
           nibbles: bool = False) -> Pairs:
+    sums = _dot_vectors(b, [w.at(32) for w in ws], x, [b.load("i32", r, bias) for r in x], vectors, nibbles)
+    dx = [b.load("f32", r, D32) for r in x]
     out: Pairs = []
-    for w in streams:
-        sums = _dot_vectors(b, w.at(32), x, [b.load("i32", r, bias) for r in x], vectors, nibbles)
+    for w, s in zip(ws, sums):
         dw = b.load_lanes("f16", w, 0)
-        out.append([(dw * b.load("f32", r, D32), b.cvt(s, "f32")) for s, r in zip(sums, x)])
+        out.append([(dw * d, b.cvt(t, "f32")) for t, d in zip(s, dx)])
     return out
 
 
-def _q4_0(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
-    return _q8_0(b, streams, x, BIAS8, 4, nibbles=True)
+def _q4_0(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
+    return _q8_0(b, ws, x, BIAS8, 4, nibbles=True)
 
 
-def _q4_1(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
+def _q4_1(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
+    sums = _dot_vectors(b, [w.at(64) for w in ws], x, [b.i32(0)] * len(x), 4, nibbles=True)
+    dx, qsum = [b.load("f32", r, D32) for r in x], [b.load("f32", r, SUM32) for r in x]
     out: Pairs = []
-    for w in streams:
-        sums = _dot_vectors(b, w.at(64), x, [b.i32(0)] * len(x), 4, nibbles=True)
+    for w, s in zip(ws, sums):
         dw, m = b.load_lanes("f16", w, 0), b.load_lanes("f16", w, 16)
-        out.append([(b.load("f32", r, D32), b.fma(dw, b.cvt(s, "f32"), m * b.load("f32", r, SUM32)))
-                    for s, r in zip(sums, x)])
+        out.append([(d, b.fma(dw, b.cvt(t, "f32"), m * q)) for t, d, q in zip(s, dx, qsum)])
     return out
 
 
-class _K4Stream:
-    """One stream's super-block of Q4_K: scales unpacked to scratch, so that the loop over sub-blocks can stay a loop."""
+class _K4Block:
+    """One tile's super-block of Q4_K: scales unpacked to scratch, so that the loop over sub-blocks can stay a loop."""
 
     def __init__(self, b: Builder, number: int, w: Buffer, tokens: int):
-        self.w = w
+        self.quants = w.at(256)
         self.d, self.dmin = b.load_lanes("f16", w, 0), b.load_lanes("f16", w, 16)
         words = [b.load_lanes("i32", w.at(64), 16 * i) for i in range(3)]
         top = 0x03030303                                 # the two upper bits of scales and mins 4..7
@@ -106,61 +119,62 @@ class _K4Stream:
         return low + (high << 7)
 
 
-def _q4_k(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
-    blocks = [_K4Stream(b, i, w, len(x)) for i, w in enumerate(streams)]
-    together = len(x) <= FEW                             # both nibbles of a vector at once: each byte is read once
+def _add_scaled(totals: Sequence, sums: Sequence[Value], scale: Value) -> None:
+    for total, s in zip(totals, sums):
+        total.set(total.get() + s * scale)
+
+
+def _q4_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
+    blocks = [_K4Block(b, i, w, len(x)) for i, w in enumerate(ws)]
+    few = len(ws) * len(x) <= FEW                        # both nibbles of a vector at once: each byte is read once
     with b.loop(0, 4) as c:
-        for s in blocks:
-            quants = s.w.at(c * 512 + 256)
-            for halves in ([(0, 1)] if together else [(0,), (1,)]):  # low nibbles: sub-block 2c, high: 2c + 1
-                sums: dict[int, list[Value]] = {h: [b.i32(0)] * len(x) for h in halves}
-                for v in range(8):
-                    raw = b.load_lanes("i32", quants, 16 * v, ahead=AHEAD if together else 0)
-                    for h in halves:
-                        q = (b.lshr(raw, 4) if h else raw) & NIBBLE
-                        sums[h] = [b.dot4(t, q, b.load("i32", r, c * 16 + (8 * h + v))) for t, r in zip(sums[h], x)]
+        for halves in ([(0, 1)] if few else [(0,), (1,)]):           # low nibbles: sub-block 2c, high: 2c + 1
+            sums: dict[int, Sums] = {h: [[b.i32(0)] * len(x) for _ in ws] for h in halves}
+            for v in range(8):
+                raws = [b.load_lanes("i32", k.quants.at(c * 512), 16 * v, ahead=AHEAD if few else 0) for k in blocks]
                 for h in halves:
-                    scale = b.load_lanes("i32", s.table, c * 32 + 16 * h)
-                    for total, t in zip(s.isum, sums[h]):
-                        total.set(total.get() + t * scale)
-    return [[(b.load("f32", r, D256), b.fma(s.d, b.cvt(total.get(), "f32"), -(s.dmin * b.cvt(s.min_sum(b, r), "f32"))))
-             for total, r in zip(s.isum, x)] for s in blocks]
+                    _dot(b, sums[h], [(b.lshr(r, 4) if h else r) & NIBBLE for r in raws], x, c * 16 + (8 * h + v))
+            for h in halves:
+                for k, s in zip(blocks, sums[h]):
+                    _add_scaled(k.isum, s, b.load_lanes("i32", k.table, c * 32 + 16 * h))
+    return [[(b.load("f32", r, D256), b.fma(k.d, b.cvt(t.get(), "f32"), -(k.dmin * b.cvt(k.min_sum(b, r), "f32"))))
+             for t, r in zip(k.isum, x)] for k in blocks]
 
 
-def _q6_k(b: Builder, streams: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
-    ds = [b.load_lanes("f16", w, 0) for w in streams]
-    isums = [[b.var("i32", 0) for _ in x] for _ in streams]
-    together = len(x) <= FEW // 2
+def _q6_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
+    ds = [b.load_lanes("f16", w, 0) for w in ws]
+    isums = [[b.var("i32", 0) for _ in x] for _ in ws]
+    few = len(ws) * len(x) <= FEW // 2
     with b.loop(0, 4) as g:                              # group g = 2h + s of the layout
-        first = (g >> 1 << 3) + (g & 1)            # its sub-blocks are first, + 2, + 4, + 6
-        for w, isum in zip(streams, isums):
-            quants = w.at(g * 768 + 288)
-            for parts in ([(0, 1, 2, 3)] if together else [(0,), (1,), (2,), (3,)]):
-                sums = {part: [b.load("i32", r, first + (BIAS32 + 2 * part)) for r in x] for part in parts}
-                for v in range(4):
-                    _q6_step(b, quants, x, sums, v, first)
-                for part in parts:
-                    scale = b.load_lanes("i8", w.at(32), (first + 2 * part) * 16)
-                    for total, p in zip(isum, sums[part]):
-                        total.set(total.get() + p * scale)
+        first = (g >> 1 << 3) + (g & 1)                  # its sub-blocks are first, + 2, + 4, + 6
+        quants = [w.at(g * 768 + 288) for w in ws]
+        for parts in ([(0, 1, 2, 3)] if few else [(0,), (1,), (2,), (3,)]):
+            start = {part: [b.load("i32", r, first + (BIAS32 + 2 * part)) for r in x] for part in parts}
+            sums = {part: [list(s) for _ in ws] for part, s in start.items()}
+            for v in range(4):
+                _q6_step(b, quants, x, sums, v, first, AHEAD if few else 0)
+            for part in parts:
+                for w, isum, s in zip(ws, isums, sums[part]):
+                    _add_scaled(isum, s, b.load_lanes("i8", w.at(32), (first + 2 * part) * 16))
     return [[(b.load("f32", r, D256), d * b.cvt(t.get(), "f32")) for t, r in zip(isum, x)] for d, isum in zip(ds, isums)]
 
 
-def _q6_step(b: Builder, quants: Buffer, x: Sequence[Buffer], sums: dict[int, list[Value]], v: int,
-             first: Value) -> None:
+def _q6_step(b: Builder, quants: Sequence[Buffer], x: Sequence[Buffer], sums: dict[int, Sums], v: int, first: Value,
+             ahead: int) -> None:
     """One vector (4 elements of 16 rows) of the sub-blocks `first + 2 part`: four low bits, two high bits together."""
-    ahead = AHEAD if len(x) <= FEW // 2 else 0
-    raws = {side: b.load_lanes("i32", quants, 16 * (3 * v + side), ahead=ahead)
-            for side in sorted({part % 2 for part in sums})}
-    high = b.load_lanes("i32", quants, 16 * (3 * v + 2), ahead=ahead)
+    sides = sorted({part % 2 for part in sums})
+    raws, highs = [], []
+    for q in quants:
+        raws.append({side: b.load_lanes("i32", q, 16 * (3 * v + side), ahead=ahead) for side in sides})
+        highs.append(b.load_lanes("i32", q, 16 * (3 * v + 2), ahead=ahead))
     for part in sums:
-        raw = raws[part % 2]
-        low = (b.lshr(raw, 4) if part >= 2 else raw) & NIBBLE
         shift = 4 - 2 * part                             # brings bits 2 part, 2 part + 1 of each byte to 4, 5
-        moved = high << shift if shift > 0 else b.lshr(high, -shift) if shift < 0 else high
-        weights = low | (moved & 0x30303030)
-        word = first * 4 + (8 * part + v)
-        sums[part] = [b.dot4(t, weights, b.load("i32", r, word)) for t, r in zip(sums[part], x)]
+        weights = []
+        for raw, high in zip(raws, highs):
+            low = (b.lshr(raw[part % 2], 4) if part >= 2 else raw[part % 2]) & NIBBLE
+            moved = high << shift if shift > 0 else b.lshr(high, -shift) if shift < 0 else high
+            weights.append(low | (moved & 0x30303030))
+        _dot(b, sums[part], weights, x, first * 4 + (8 * part + v))
 
 
 _BLOCK: dict[str, Callable[..., Pairs]] = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q6_K": _q6_k}
@@ -210,8 +224,6 @@ def qmatmul(dtype_name: str, bias: bool = False, residual: bool = False) -> Kern
     shape = _Shape(b, dtype)
     half = (shape.tiles + 1) // 2
     b.set_grid(half)
-    far = b.group + half
-    two = far < shape.tiles
 
     def store(token: Value | int, tile: Value, value: Value) -> None:
         row = tile * 16
@@ -223,32 +235,20 @@ def qmatmul(dtype_name: str, bias: bool = False, residual: bool = False) -> Kern
             value = value + b.load_lanes("f32", res, at, inside)
         b.store_lanes("f32", y, at, b.canonical_nan(value), inside)
 
-    def far_streams() -> None:
-        tiles = [b.group, b.select(two, far, b.group)]   # an odd last tile is done twice, with the same result
-        for tile, (value,) in zip(tiles, _accumulate(b, shape, [shape.tile(w, t) for t in tiles], [act])):
-            store(0, tile, value)
-
-    def one_by_one() -> None:
-        first_tile = b.group * 2
-        with b.loop(first_tile, b.imin(first_tile + 2, shape.tiles)) as tile:
-            def tokens(first: Value, count: int) -> None:
-                records = [shape.record(act, first + i) for i in range(count)]
-                values = _accumulate(b, shape, [shape.tile(w, tile)], records)[0]
-                for i, value in enumerate(values):
-                    store(first + i, tile, value)
-            token_tiles(b, shape.tokens, tokens)
-    _by_tokens(b, shape, far_streams, one_by_one)
+    def tokens(tiles: Sequence[Value], first: Value, count: int) -> None:
+        records = [shape.record(act, first + i) for i in range(count)]
+        values = _accumulate(b, shape, [shape.tile(w, t) for t in tiles], records)
+        for tile, of_tile in zip(tiles, values):
+            for i, value in enumerate(of_tile):
+                store(first + i, tile, value)
+    if dtype.block == 256:
+        with b.loop(b.group * 2, b.imin(b.group * 2 + 2, shape.tiles)) as tile:
+            token_tiles(b, shape.tokens, lambda first, count: tokens([tile], first, count), K_TOKEN_TILES)
+    else:
+        far = b.group + half                             # an odd last tile is done twice: the same bytes
+        pair = [b.group, b.select(far < shape.tiles, far, b.group)]
+        token_tiles(b, shape.tokens, lambda first, count: tokens(pair, first, count))
     return b.finish()
-
-
-def _by_tokens(b: Builder, shape: _Shape, far_streams: Callable[[], None], one_by_one: Callable[[], None]) -> None:
-    if shape.dtype.block == 256:
-        one_by_one()
-        return
-    with b.if_(shape.tokens.equals(1)):
-        far_streams()
-    with b.else_():
-        one_by_one()
 
 
 def token_tiles(b: Builder, count: Value, body: Callable[[Value, int], None],
@@ -281,21 +281,14 @@ def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
     inside = b.in_range(row, shape.rows)
     weights = [(shape, shape.tile(gate, b.group)), (up_shape, up_shape.tile(up, b.group))]
 
-    def store(token: Value | int, g: Value, u: Value) -> None:
-        silu = g * scalar_math.sigmoid(b, g)
-        b.store_lanes("f32", y, shape.rows * token + row, b.canonical_nan(silu * u), inside)
-
     def tokens(first: Value, count: int) -> None:
         records = [shape.record(act, first + i) for i in range(count)]
-        g, u = (_accumulate(b, s, [w], records)[0] for s, w in weights)
-        for i in range(count):
-            store(first + i, g[i], u[i])
-
-    def far_streams() -> None:                           # the two matrices are the two streams
-        (g,), (u,) = _accumulate(b, shape, [w for _, w in weights], [act])
-        store(0, g, u)
-    if up_dtype is dtype:
-        _by_tokens(b, shape, far_streams, lambda: token_tiles(b, shape.tokens, tokens))
-    else:
-        token_tiles(b, shape.tokens, tokens)
+        if up_dtype is dtype and dtype.block == 32:
+            gs, us = _accumulate(b, shape, [w for _, w in weights], records)
+        else:
+            gs, us = (_accumulate(b, s, [w], records)[0] for s, w in weights)
+        for i, (g, u) in enumerate(zip(gs, us)):
+            value = g * scalar_math.sigmoid(b, g) * u
+            b.store_lanes("f32", y, shape.rows * (first + i) + row, b.canonical_nan(value), inside)
+    token_tiles(b, shape.tokens, tokens, TOKEN_TILES if dtype.block == 32 else K_TOKEN_TILES)
     return b.finish()
