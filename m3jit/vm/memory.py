@@ -6,6 +6,7 @@ against its permission is an OperandError with region, offset and size, and noth
 """
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
@@ -248,13 +249,15 @@ class ContextMemory:
 
     def read_tensor(self, address: int, dtype: DType, shape: tuple[int, ...]) -> Tensor:
         """A block as a tensor value: elements little-endian, row-major."""
+        if math.prod(d for d in shape if d) >= 2 ** 60:
+            raise OperandError(f"a tensor {list(shape)} does not fit any memory")
         if dtype.is_block:
             if not shape or shape[-1] % dtype.block:
                 raise OperandError(f"{dtype.name} needs rows of a multiple of {dtype.block} elements, got {list(shape)}")
-            rows = int(np.prod(shape[:-1], dtype=np.int64))
+            rows = math.prod(shape[:-1])
             raw = np.frombuffer(self.read(address, rows * dtype.row_bytes(shape[-1])), np.uint8)
             return Tensor.blocks(dtype, shape, raw)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         raw = self.read(address, count * dtype.nbytes)
         if dtype.kind == "bool":
             return Tensor(dtype, shape, (np.frombuffer(raw, np.uint8) != 0).reshape(shape))

@@ -40,13 +40,15 @@ class VM(HostStreams):
     one.  max_steps, timeout (seconds): limits of the whole run (`LimitError`).  models: a `ModelProvider`.  files: the
     directory the program may read and write (None: no files).  wait_input: SENSE of an empty input waits for
     `push_input` instead of reporting its end.  seed: of every new context's random stream.  record: keep a log of what
-    came from outside; replay: such a log, to run again without the outside.
+    came from outside; replay: such a log, to run again without the outside.  memory_limit: bytes of addressed memory a
+    context may write; tensor_limit: bytes of the largest tensor (half of the machine's memory).
     """
 
     def __init__(self, program: Any, backend: str = "auto", threads: int | None = None, max_steps: int | None = None, *,
                  timeout: float | None = None, models: ModelProvider | None = None, files: str | Path | None = ".",
                  wait_input: bool = False, seed: int = DEFAULT_SEED, snapshot_window: int = DEFAULT_WINDOW,
-                 memory_limit: int = DEFAULT_LIMIT, ring_capacity: int = DEFAULT_CAPACITY, profile: bool = False,
+                 memory_limit: int = DEFAULT_LIMIT, tensor_limit: int | None = None,
+                 ring_capacity: int = DEFAULT_CAPACITY, profile: bool = False,
                  record: bool = False, replay: list | None = None, xp: Any = None, regions: Any = None,
                  extensions: Any = None):
         self.image = Image(program)
@@ -62,6 +64,8 @@ class VM(HostStreams):
         self.extensions = extensions
         self.machine = Machine(self)
         self.xp = xp if xp is not None else region_factory.eager_namespace(self.machine)
+        if tensor_limit is not None:
+            self.xp.limit_bytes = tensor_limit
         self.regions = regions if regions is not None else region_factory.make(self, backend, threads)
         self.interpreter = Interpreter(self.image, self.xp, self.machine, self.stop_word, self.regions)
         self.interpreter.profile(profile)
