@@ -358,7 +358,7 @@ class Lowering:
 
     def _release_dead(self, s: Any, i: int) -> None:
         reads = [a for a, _ in s.inputs] if isinstance(s, Group) else s.args if isinstance(s, Node) else []
-        for a in {self._root(a) for a in reads}:
+        for a in dict.fromkeys(self._root(a) for a in reads):      # in order: the same plan in every process
             if self.last.get(a) == i:
                 for key in [a] + [k for k in self.memory if isinstance(k, tuple) and k[0] is a]:
                     if key in self.memory and self.memory[key].kind == "temp":
