@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from m3jit.isa.fields import FlaggedEnum
+from m3jit.isa.fields import Flag, FlaggedEnum
 from m3jit.isa.types import BF16, F16, F32
 
 NUMBERS = "F32 F16 BF16 I8 U8 I16 I32 I64"
 FLOAT = "F32 F16 BF16"
 ANY = NUMBERS + " BOOL"
 WEIGHT = "F32 F16 BF16 and block types"
+INPLACE = Flag(3)              # empties the source register; the machine does it, no body looks at the flag
 
 
 def fused_act() -> FlaggedEnum:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from m3jit.isa.fields import F32, I8, R1, R2, Enum, IntOrReg, PayloadFlag, Rd
-from m3jit.isa.forms import ANY, FLOAT, NUMBERS, in_f32
+from m3jit.isa.forms import ANY, FLOAT, INPLACE, NUMBERS, in_f32
 from m3jit.isa.table import op
 from m3jit.isa.types import F32 as F32_TYPE
 from m3jit.isa.types import I64
@@ -69,7 +69,7 @@ def mean_last(xp: Any, x: Any) -> Any:
 
 
 @op(0x3C, "SOFTMAX", shape="that of x", dtypes=FLOAT, positional=("axis",), key_aliases={"TEMPERATURE": "temp"})
-def softmax(xp, rd: Rd, x: R1, axis: I8[0] = -1, temp: F32[1] = 1.0):
+def softmax(xp, rd: Rd, x: R1, axis: I8[0] = -1, temp: F32[1] = 1.0, inplace: INPLACE = False):
     """rd = e^((x - max) / TEMP) / sum, along an axis; TEMP=inf gives equal weights.
 
     max ignores NaN, but a NaN, a +inf or nothing above -inf makes the whole lane NaN.  Traps: TEMP not above 0, an

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from m3jit.isa.fields import (F32, STATE, R, R1, R2, R3, R4, U16, U32, Enum, Flag, IntOrReg, PayloadFlag, Precision, Rd)
-from m3jit.isa.forms import ACTIVATIONS, FLOAT, WEIGHT, fused_act, in_f32, product, static, stored
+from m3jit.isa.forms import ACTIVATIONS, FLOAT, INPLACE, WEIGHT, fused_act, in_f32, product, static, stored
 from m3jit.isa.reduce import mean_last
 from m3jit.isa.table import StateDoc, op
 from m3jit.isa.types import F32 as F32_TYPE
@@ -21,6 +21,8 @@ _HEAD_KEYS = {"KVHEADS": "kv_heads", "NHEADS": "heads", "HEAD_DIM": "hdim"}
 
 def _geometry(xp: Any, q: Any, heads: int, kv_heads: int, hdim: int) -> dict[str, int]:
     heads = heads or 1
+    if not q.shape:
+        raise xp.error("needs queries [T, HEADS * HDIM], got a single number")
     return {"heads": heads, "kv_heads": kv_heads or heads,
             "head_dim": hdim or static(xp, q.shape[-1], "HDIM") // heads}
 
@@ -81,7 +83,7 @@ def attn_sparse(xp, rd: Rd, q: R1, k: R2, v: R3, topk: IntOrReg(fmt="i")[0, 4] =
 
 @op(0x07, "NORM", shape="that of x", dtypes=FLOAT, positional=("mode",))
 def norm(xp, rd: Rd, x: R1, gamma: R2 = None, beta: R3 = None, mode: Enum("RMS LAYER BATCH")[0] = "RMS",
-         eps: F32[4] = 1e-5, mean: R[8] = None, var: R[9] = None):
+         eps: F32[4] = 1e-5, mean: R[8] = None, var: R[9] = None, inplace: INPLACE = False):
     """RMS: x / sqrt(mean(x^2) + EPS).  LAYER: (x - mean) / sqrt(variance + EPS), both along the last axis.
 
     BATCH: the same along axis 1 (channels), with MEAN and VAR [channels], or the statistics of the batch itself where
@@ -172,13 +174,15 @@ def embed(xp, rd: Rd, ids: R1("tensor", "int"), table: R2):
 @op(0x19, "ROPE", shape="that of x", dtypes=FLOAT, key_aliases={"NHEADS": "heads", "HEAD_DIM": "hdim"})
 def rope(xp, rd: Rd, x: R1, pos: IntOrReg(fmt="i")[0, 4] = 0, hdim: U16[5] = 0,
          pairing: Enum("NEOX NORM")[7] = "NEOX", theta: F32[8] = 10000.0, scale: F32[12] = 1.0, factors: R[16] = None,
-         heads: U16[17] = 0):
+         heads: U16[17] = 0, inplace: INPLACE = False):
     """rd = x with the pairs of each head rotated: row t by the angles (POS + t) * freq_i.
 
     x [.., T, heads * HDIM] (rank 1: one row); HDIM 0: last axis / HEADS (HEADS 0: 1).  freq_i = THETA^(-2i / HDIM) *
     SCALE / FACTORS[i]; pairs are (i, i + HDIM/2) with NEOX, (2i, 2i + 1) with NORM.  a' = a cos - b sin,
     b' = a sin + b cos.  Position 0 changes nothing.  Traps: an odd HDIM, a last axis that is no multiple of it, FACTORS
     of another length than HDIM / 2."""
+    if not x.shape:
+        raise xp.error("ROPE needs rows [.., T, heads * HDIM], got a single number")
     head_dim = hdim or static(xp, x.shape[-1], "HDIM") // (heads or 1)
     if heads and x.shape[-1] != heads * head_dim:
         raise xp.error(f"ROPE with {heads} heads of {head_dim} needs rows of {heads * head_dim}, got {x.shape[-1]}")

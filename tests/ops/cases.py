@@ -77,9 +77,9 @@ def values(t: Any) -> np.ndarray:
     """What a tensor holds, as float64 (floats) or its own integers."""
     if not isinstance(t, Tensor):
         return np.asarray(t)
-    if t.dtype is BF16:
-        return t.data.view(ml_dtypes.bfloat16).astype(np.float64)
     with np.errstate(invalid="ignore"):                   # signalling NaN among random bits
+        if t.dtype is BF16:
+            return t.data.view(ml_dtypes.bfloat16).astype(np.float64)
         return t.data.astype(np.float64) if t.dtype.kind == "float" else t.data
 
 

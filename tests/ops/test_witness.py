@@ -24,6 +24,12 @@ def test_every_executable_opcode_of_these_families_has_a_row():
     assert len(wanted) >= 46 and wanted == set(WITNESS)
 
 
+def test_every_row_states_its_shape_and_dtypes():
+    for row in (table.BY_NAME[n] for n in WITNESS):
+        if any(f.kinds == ("tensor",) for f in row.registers() if f.dest):
+            assert row.shape and row.dtypes, row.name
+
+
 @pytest.mark.parametrize("name", sorted(WITNESS))
 def test_result_agrees_with_the_witness(name):
     count = 0
