@@ -64,6 +64,9 @@ def observe(vm: Any, options: dict[str, Any]) -> Observers:
             raise UserError("--checked: compares compiled code with the interpreter; give a backend that compiles")
         from m3jit.vm.checked import check_regions
         check_regions(vm)
+    if options["profile"]:
+        from m3jit.cli.profile import time_launches
+        time_launches(vm)
     if options["trace"]:
         from m3jit.cli.trace import Trace
         observers.trace = Trace(vm, options["trace"])

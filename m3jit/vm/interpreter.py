@@ -12,7 +12,7 @@ word is set.
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
 
 from m3jit.errors import (Deadlock, InternalError, Interrupted, LimitError, M3Error, OperandError, SinkClosed, Trap,
                           UnsupportedError, UserError)
@@ -50,6 +50,7 @@ class Interpreter:
         self.handlers: list[Handler] = [self._stub(i) for i in range(n)] + [_slow]
         self.counts: list[int] | None = None          # per instruction, while profiling
         self.times: list[int] | None = None
+        self.watch: Callable[[Context, int, int, int], None] | None = None   # (context, index, began, ended ns) of slow ones
         self.plain: dict[int, Handler] = {}           # region entries: how the instruction itself is executed
         for pc in (regions.entries if regions is not None else ()):
             self.mark_entry(pc)
@@ -203,7 +204,7 @@ class Interpreter:
 
         Traps end the context (`ctx.trap`); other errors propagate.  ctx.index and ctx.retired are exact on return."""
         self.machine.ctx = ctx
-        if self.counts is not None:
+        if self.counts is not None or self.watch is not None:
             return self._run_profiled(ctx, budget)
         handlers, slow, stop = self.handlers, self.slow, self.stop
         start, index, n = ctx.retired, ctx.index, 0
@@ -264,7 +265,7 @@ class Interpreter:
         return True
 
     def _run_profiled(self, ctx: Context, budget: int) -> None:
-        """As `run`, counting instructions and nanoseconds per instruction."""
+        """As `run`, counting instructions and nanoseconds per instruction, and telling `watch` of slow ones."""
         counts, times, clock = self.counts, self.times, time.perf_counter_ns
         start = ctx.retired
         ctx.leave = False
@@ -281,9 +282,11 @@ class Interpreter:
                 ctx.retired = before
                 self._failed(ctx, i, e)
                 return
-            if i < len(counts):
+            if counts is not None and i < len(counts):
                 counts[i] += 1
                 times[i] += clock() - began
+            if self.watch is not None and self.handlers[i] is _slow:
+                self.watch(ctx, i, began, clock())
             back = nxt <= i
             ctx.index = nxt if nxt >= 0 else -2 - nxt
             if ctx.leave or ((back or self.handlers[i] is _slow) and
