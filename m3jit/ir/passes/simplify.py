@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from m3jit.ir.plan import SCALAR_OPS
-from m3jit.ir.tensor import (B1T, I64T, Block, Check, CondGoto, Function, Goto, Node, substitute, uses)
+from m3jit.ir.tensor import (B1T, I64T, Check, CondGoto, Function, Goto, Node, TensorType, dim_syms, substitute)
 from m3jit.ir.trace import wrap64
 
 EFFECTS = {"kv_append"}                   # nodes that stay although nobody reads them
@@ -150,6 +150,13 @@ def eliminate_dead(f: Function) -> None:
     for b in f.blocks:
         b.body = [s for s in b.body if not isinstance(s, Node) or s in live]
     _drop_params(f, {p for b in f.blocks for p in b.params if p not in live})
-    for key in [k for k, n in f.inputs.items() if n not in live]:
-        if key not in {k for k, _ in f.syms.values()}:
-            del f.inputs[key]
+    used = {s for a, b in f.guards for s in (*dim_syms(a), *dim_syms(b))}
+    for n in live:
+        if isinstance(n.type, TensorType):
+            used.update(s for d in n.type.shape for s in dim_syms(d))
+        if "dim" in n.attrs:
+            used.update(dim_syms(n.attrs["dim"]))
+    f.syms = {s: where for s, where in f.syms.items() if s in used}
+    needed = {key for key, _ in f.syms.values()}
+    for key in [k for k, n in f.inputs.items() if n not in live and k not in needed]:
+        del f.inputs[key]
