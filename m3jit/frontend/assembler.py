@@ -26,7 +26,11 @@ from m3jit.isa.quirks import QUIRKS
 from m3jit.isa.table import BY_NAME, ESCAPES, Instruction, encode, load_table
 
 MAX_SOURCE = 1 << 28               # characters
-MAX_ERRORS = 1000                  # after so many the rest is counted only
+MAX_ERRORS = 1000                  # a source with more is given up
+
+
+class _TooMany(Exception):
+    """The source has more errors than anyone reads."""
 
 
 @dataclass
@@ -86,8 +90,10 @@ class _Assembler:
 
     def error(self, token: Token | None, message: str, hint: str = "") -> None:
         """Note an error."""
-        if len(self.errors) < MAX_ERRORS:
-            self.errors.append(self.source.error(token, message, hint))
+        self.errors.append(self.source.error(token, message, hint))
+        if len(self.errors) >= MAX_ERRORS:
+            self.errors.append(self.source.error(token, f"more than {MAX_ERRORS - 1} errors; the rest is not listed"))
+            raise _TooMany
 
     def warn(self, token: Token, message: str, hint: str = "") -> None:
         """Note a warning."""
@@ -102,8 +108,14 @@ class _Assembler:
         return None
 
     def run(self) -> Program:
+        try:
+            return self._run()
+        except _TooMany:
+            raise AssemblyError(self.errors, self.warnings) from None
+
+    def _run(self) -> Program:
         statements = list(parse(self.source))
-        self.errors += self.source.errors
+        self.errors += self.source.errors[:MAX_ERRORS]
         for walk in (self.directives.declare, self._place):
             self.section, self.scope, self.pc, self.loc = "TEXT", self.names.main, 0, None
             for s in statements:

@@ -8,6 +8,7 @@ behind any instruction that captured the registers.  Everything else goes on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Iterator
 
 from m3jit.frontend.program import Program, RelocKind, SymbolKind
@@ -130,8 +131,6 @@ class Cfg:
         self._connect()
         self.entries = self._entries()
         self.reachable = self._reach(self.entries)
-        self.dominators = self._dominate()
-        self.loops = self._find_loops()
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -153,9 +152,10 @@ class Cfg:
                 leaders.add(target)
             if ins.op.control not in ("", "next"):
                 leaders.add(pc + ins.size)
+        leaders &= starts
         block: Block | None = None
         for pc, ins in self.instructions:
-            if block is None or pc in leaders & starts:
+            if block is None or pc in leaders:
                 block = self.blocks[pc] = Block(pc, [])
             block.instructions.append((pc, ins))
 
@@ -223,7 +223,8 @@ class Cfg:
     def _flow(self, start: int) -> list[int]:
         return [e.target for e in self.blocks[start].successors if e.flows]
 
-    def _dominate(self) -> dict[int, int | None]:
+    @cached_property
+    def dominators(self) -> dict[int, int | None]:
         """Immediate dominator of each reachable block; None for entries (a virtual root dominates them)."""
         order = self.order()
         rank = {b: i for i, b in enumerate(order)}
@@ -253,20 +254,40 @@ class Cfg:
                     changed = True
         return {b: None if d == root else d for b, d in idom.items() if b != root}
 
+    @cached_property
+    def _intervals(self) -> dict[int, tuple[int, int]]:
+        """Entry and exit times of a walk over the dominator tree: a dominates b iff a's interval holds b's."""
+        children: dict[int | None, list[int]] = {}
+        for b, d in self.dominators.items():
+            children.setdefault(d, []).append(b)
+        out, time = {}, 0
+        stack: list[tuple[int, bool]] = [(b, False) for b in children.get(None, ())]
+        opened: dict[int, int] = {}
+        while stack:
+            b, done = stack.pop()
+            time += 1
+            if done:
+                out[b] = (opened[b], time)
+                continue
+            opened[b] = time
+            stack.append((b, True))
+            stack += [(c, False) for c in children.get(b, ())]
+        return out
+
     def dominates(self, a: int, b: int) -> bool:
         """Whether every path to block b passes block a."""
-        at: int | None = b
-        while at is not None and at != a:
-            at = self.dominators.get(at)
-        return at == a
+        first, second = self._intervals.get(a), self._intervals.get(b)
+        return first is not None and second is not None and first[0] <= second[0] and second[1] <= first[1]
 
-    @property
+    @cached_property
     def back_edges(self) -> list[Edge]:
         """Edges to a block that dominates their source."""
         return [e for b in self.blocks.values() if b.start in self.reachable for e in b.successors
                 if e.flows and self.dominates(e.target, e.source)]
 
-    def _find_loops(self) -> list[Loop]:
+    @cached_property
+    def loops(self) -> list[Loop]:
+        """Natural loops by header."""
         latches: dict[int, list[int]] = {}
         for e in self.back_edges:
             latches.setdefault(e.target, []).append(e.source)
@@ -336,20 +357,25 @@ def liveness(cfg: Cfg, outputs: frozenset[Reg] | None = None) -> Liveness:
         exposed[start], written[start] = _summary(block, used)
     live_in: dict[int, frozenset[Reg]] = {b: frozenset() for b in cfg.blocks}
     live_out = dict(live_in)
-    order = [b for b in cfg.blocks]
-    changed = True
-    while changed:
-        changed = False
-        for start in reversed(order):
-            block = cfg.blocks[start]
-            ends = block.last.op.control
-            out = final if ends == "halt" else states | returned[start] if ends == "ret" else frozenset()
-            for e in block.successors:
-                into = live_in[e.target]
-                out |= frozenset(r for r in into if r.bank == STATE) if e.kind == "call" else into
-            before = exposed[start] | (out - written[start])
-            if before != live_in[start] or out != live_out[start]:
-                live_in[start], live_out[start], changed = before, out, True
+    todo = list(cfg.blocks)                        # popped from the end: later blocks first
+    waiting = set(todo)
+    while todo:
+        start = todo.pop()
+        waiting.discard(start)
+        block = cfg.blocks[start]
+        ends = block.last.op.control
+        out = final if ends == "halt" else states | returned[start] if ends == "ret" else frozenset()
+        for e in block.successors:
+            into = live_in[e.target]
+            out |= frozenset(r for r in into if r.bank == STATE) if e.kind == "call" else into
+        live_out[start] = out
+        before = exposed[start] | (out - written[start])
+        if before != live_in[start]:
+            live_in[start] = before
+            for e in block.predecessors:
+                if e.source not in waiting:
+                    waiting.add(e.source)
+                    todo.append(e.source)
     return Liveness(exposed, written, live_in, live_out)
 
 

@@ -36,7 +36,7 @@ SECTIONS = {1: "TEXT", 2: "DATA", 3: "SYMBOLS", 4: "RELOCS", 5: "LINES", 6: "IMP
 MAX_FILE = 1 << 31                 # bytes; each limit is checked before anything of that size is made
 MAX_TEXT = 8 << 20
 MAX_DATA = 1 << 30
-MAX_TABLE = 64 << 20               # any other section
+MAX_TABLE = 16 << 20               # any other section
 MAX_STRING = 1 << 16
 MAX_PARAMS = 12
 

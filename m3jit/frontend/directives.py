@@ -40,6 +40,7 @@ class Directives:
         self.imports: list[Import] = []
         self.meta: dict[str, str] = {}
         self.org: int | None = None
+        self.entered: dict[int, str] = {}           # TEXT offset -> the function that starts there
         self.first: dict[str, Callable[[Statement], None]] = {
             ".equ": self._equ, ".reg": self._reg, ".func": self._func, ".extern": self._extern,
             ".global": self._global, ".import": self._import, ".model": self._model, ".entry": self._entry,
@@ -177,8 +178,8 @@ class Directives:
         names = self.run.names
         self.run.scope = names.functions.get(name, self.run.scope)
         names.labels[name] = self.run.pc
-        other = next((n for n in names.functions if n != name and names.labels.get(n) == self.run.pc), None)
-        if other:
+        other = self.entered.setdefault(self.run.pc, name)
+        if other != name:
             self.run.error(s.head, f"function {other} has no instructions before {name} starts")
 
     def _loc(self, s: Statement) -> None:

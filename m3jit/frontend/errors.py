@@ -1,12 +1,12 @@
 """What can be wrong with a source, a container or a program, and how it is said."""
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Iterable
 
 from m3jit.errors import UserError
 
+MAX_WORD, MAX_CHOICES = 80, 2000   # beyond them a suggestion would cost too much
 MAX_SHOWN = 160                    # characters of a source line in a message
 
 
@@ -86,7 +86,11 @@ class Finding:
 
 def suggest(word: str, choices: Iterable[str], noun: str = "") -> str:
     """"did you mean X?" for the closest choice, or ""."""
-    pool = list(choices)
+    import difflib                  # late: only mistakes need it
+    from itertools import islice
+    if len(word) > MAX_WORD:
+        return ""
+    pool = list(islice(choices, MAX_CHOICES))
     near = difflib.get_close_matches(word, pool, 1, 0.6)
     if not near:
         folded = {c.upper(): c for c in pool}

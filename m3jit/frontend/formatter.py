@@ -6,6 +6,8 @@ most one empty line in a row.  A statement that was written on several lines sta
 """
 from __future__ import annotations
 
+import bisect
+
 from m3jit.frontend.errors import AssemblyError
 from m3jit.frontend.lexer import LogicalLine, Source, Token, split
 from m3jit.frontend.source_data import TYPES
@@ -44,7 +46,8 @@ def format_source(text: str, filename: str = "<text>") -> str:
 
 
 def _comment_indent(source: Source, number: int) -> str:
-    following = next((line for line in source.lines if line.tokens[0].line > number), None)
+    i = bisect.bisect_right(source.lines, number, key=lambda line: line.tokens[0].line)
+    following = source.lines[i] if i < len(source.lines) else None
     return INDENT if following is not None and _is_instruction(following) else ""
 
 

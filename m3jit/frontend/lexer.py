@@ -81,7 +81,7 @@ def _continues(current: LogicalLine, tokens: list[Token], indent: int) -> bool:
         return True
     if tokens[0].kind == "]" and _depth(current.tokens) > 0:
         return True
-    return indent > current.indent and len(tokens) > 2 and tokens[0].kind == "word" and tokens[1].kind == "="
+    return last != ":" and indent > current.indent and len(tokens) > 2 and tokens[0].kind == "word" and tokens[1].kind == "="
 
 
 def _depth(tokens: list[Token]) -> int:

@@ -140,8 +140,11 @@ class NameTable:
     def data_with_strings(self) -> bytearray:
         """The DATA section; also notes the relocations inside it."""
         for offset, name, addend, token in self.data_references:
-            i = self.lookup(Value("word", token), name)
-            if i is not None:
+            try:
+                i = NO_SYMBOL if name == ".data" else self.lookup(Value("word", token), name)
+            except TextError as e:
+                self.run.error(token, e.message, e.hint)
+            else:
                 self.relocs.append(Reloc("DATA", offset, RelocKind.ADDRESS, i, addend))
         return self.data + self.pool.data
 

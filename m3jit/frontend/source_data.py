@@ -23,7 +23,7 @@ from m3jit.isa.fields import RawF32
 from m3jit.isa.types import BF16, BOOL, DTYPES, I64, MAX_RANK, DType, numpy_dtype
 
 TYPES: dict[str, DType] = {"." + name.lower(): d for name, d in DTYPES.items()}
-MAX_BLOB = 1 << 30                 # bytes of one value
+MAX_BLOB = 1 << 28                 # bytes of one value; of a source's DATA too (weights belong in model files)
 
 
 def alignment(dtype: DType, nbytes: int) -> int:

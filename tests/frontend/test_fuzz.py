@@ -60,3 +60,10 @@ def test_random_bytes(data):
             load(prefix + data)
         except ContainerError:
             pass
+
+
+def test_finds_of_the_fuzzer():
+    """Inputs that once let something else than a declared error out, or were formatted differently twice."""
+    for text in (".data\np: .i64 [&x+4]\n", ".data\np: .i64 [&nothing]\n",
+                 'start: KEYLIKE="00ff"\nOTHER=5, NEXT, rX\n', 'start:\n    A=1\nB=5, C\n'):
+        attempt(text)
