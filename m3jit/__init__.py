@@ -1,3 +1,61 @@
-"""m3jit: a JIT-compiling virtual machine for M³-AVM bytecode."""
+"""m3jit: a JIT-compiling virtual machine for M³-AVM bytecode.
+
+    import m3jit
+
+    program = m3jit.assemble(text)               m3jit.load("model.m3b")         m3jit.Builder() writes one in Python
+    f = m3jit.compile(program, inputs=["rX"], outputs=["rZ"])                    a function on NumPy arrays
+    vm = m3jit.VM(program).run()                                                 full control: registers, streams, forks
+
+Names load their part of the package on first use: importing m3jit itself loads no code generator, driver or tokeniser.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from m3jit.api import compile, load
+    from m3jit.builder import Builder, BuilderError
+    from m3jit.compiled import CompiledProgram
+    from m3jit.errors import (Deadlock, InternalError, Interrupted, LimitError, M3Error, SinkClosed, StreamError, Trap,
+                              UnsupportedError, UserError)
+    from m3jit.extending import extension
+    from m3jit.frontend import (AssemblyError, ContainerError, LinkError, Program, assemble, assemble_file, disassemble,
+                                link, verify)
+    from m3jit.isa.types import Tensor
+    from m3jit.vm.vm import VM
+
+_HOME = {
+    "m3jit.api": ("compile", "load"),
+    "m3jit.builder": ("Builder", "BuilderError"),
+    "m3jit.compiled": ("CompiledProgram",),
+    "m3jit.errors": ("Deadlock", "InternalError", "Interrupted", "LimitError", "M3Error", "SinkClosed", "StreamError",
+                     "Trap", "UnsupportedError", "UserError"),
+    "m3jit.extending": ("extension",),
+    "m3jit.frontend": ("AssemblyError", "ContainerError", "LinkError", "Program", "assemble", "assemble_file",
+                       "disassemble", "link", "verify"),
+    "m3jit.isa.types": ("Tensor",),
+    "m3jit.vm.vm": ("VM",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["VM", "AssemblyError", "Builder", "BuilderError", "CompiledProgram", "ContainerError", "Deadlock",
+           "InternalError", "Interrupted", "LimitError", "LinkError", "M3Error", "Program", "SinkClosed", "StreamError",
+           "Tensor", "Trap", "UnsupportedError", "UserError", "__version__", "assemble", "assemble_file", "compile",
+           "disassemble", "extension", "link", "load", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first asked for (PEP 562)."""
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'm3jit' has no attribute {name!r}")
+    from importlib import import_module
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
