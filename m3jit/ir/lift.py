@@ -232,8 +232,9 @@ class Lifter(Recorder):
             if sum(1 for p, _ in self.versions if p == pc) >= MAX_VERSIONS:
                 return self._leave_block(pc, "too many type variants")
             target = Block(f"b{pc:x}" + (f"_{n}" if (n := sum(1 for p, _ in self.versions if p == pc)) else ""), pc)
-            target.poll = pc in self.back_targets
             target.params = [Node("param", v.type, attrs={"key": k}) for k, v in values.items()]
+            if pc in self.back_targets:
+                target.polls = Leave(pc, dict(zip(values, target.params)), "poll")
             self.versions[(pc, signature)] = target
             self.blocks.append(target)
             self.work.append((target, dict(zip(values, target.params))))

@@ -297,8 +297,7 @@ class Lowering:
     def _place_outputs(self) -> None:
         """Tensors an exit hands back get fresh memory of their own."""
         for b in self.f.blocks:
-            leaves = [lv.env for lv in b.leaves()] + ([{i: p for i, p in enumerate(b.params)}] if b.poll else [])
-            for env in leaves:
+            for env in (leave.env for leave in b.leaves()):
                 for v in env.values():
                     v = self._root(v)
                     if v.is_tensor and v.op not in ("input", "weight") and v not in self.memory:
@@ -336,8 +335,8 @@ class Lowering:
         self.current = self.blocks[b]
         self.order.append(self.current)
         self.read, self.written = set(), set()
-        if b.poll:
-            self._poll(b)
+        if b.polls is not None:
+            self._poll(b.polls)
         for i, s in enumerate(b.body):
             self.scratches: list[Memory] = []
             match s:
@@ -462,8 +461,7 @@ class Lowering:
             self.key_words[k] = self.new_word()
         return self.key_words[k]
 
-    def _poll(self, b: Block) -> None:
-        leave = Leave(b.pc, {p.attrs["key"]: p for p in b.params}, "poll")
+    def _poll(self, leave: Leave) -> None:
         number, frames = self._exit(leave)
         self.emit(Poll(number, frames))
 

@@ -212,7 +212,8 @@ class Block:
     params: list[Node] = field(default_factory=list)
     body: list[Any] = field(default_factory=list)       # Node | Retired | Check | Abandon
     end: Any = None                                     # Goto | CondGoto | Leave
-    poll: bool = False                                  # a back edge arrives here
+    polls: Leave | None = None                          # a back edge arrives here: look at budget and stop word, and
+                                                        # leave with this state when one says so
 
     def nodes(self) -> Iterator[Node]:
         return (s for s in self.body if isinstance(s, Node))
@@ -225,8 +226,13 @@ class Block:
                 return [self.end.then, self.end.other]
         return []
 
+    @property
+    def poll(self) -> bool:
+        return self.polls is not None
+
     def leaves(self) -> list[Leave]:
-        out = [s.leave for s in self.body if isinstance(s, Check)]
+        out = [self.polls] if self.polls is not None else []
+        out += [s.leave for s in self.body if isinstance(s, Check)]
         return out + ([self.end] if isinstance(self.end, Leave) else [])
 
 
@@ -251,6 +257,8 @@ class Function:
 
 def uses(block: Block) -> Iterator[Node]:
     """Every node the block reads, with repetitions."""
+    if block.polls is not None:
+        yield from block.polls.env.values()
     for s in block.body:
         if isinstance(s, Node):
             yield from s.args
@@ -282,6 +290,8 @@ def substitute(f: Function, table: dict[Node, Node]) -> None:
         for k in e:
             e[k] = get(e[k])
     for b in f.blocks:
+        if b.polls is not None:
+            env(b.polls.env)
         b.body = [s for s in b.body if not (isinstance(s, Node) and s in table)]
         for s in b.body:
             if isinstance(s, Node):
@@ -336,6 +346,9 @@ def verify_function(f: Function) -> None:
             raise IRError(f"{f.name}: {b.name} has no end")
         have = (set(inputs) if b is f.blocks[0] or not preds[b] else
                 set.intersection(*[defined[p] for p in preds[b]])) | set(b.params)
+        for a in b.polls.env.values() if b.polls is not None else ():
+            if a not in have:
+                raise IRError(f"{f.name}: {b.name}: its poll uses {a.op}, which is not defined there")
         for s in b.body:
             args = s.args if isinstance(s, Node) else [s.cond, *s.leave.env.values()] if isinstance(s, Check) else []
             for a in args:
@@ -370,6 +383,8 @@ def print_function(f: Function) -> str:
     for b in f.blocks:
         params = ", ".join(f"{ref(p)}: {p.type}" for p in b.params)
         out.append(f"{b.name}({params}):  ; pc {b.pc:#x}{' loop' if b.poll else ''}")
+        if b.polls is not None:
+            out.append(f"  poll else leave {b.polls.pc:#x} {env(b.polls)}".rstrip())
         for s in b.body:
             match s:
                 case Node(op="imm") | Node(op="weight"):

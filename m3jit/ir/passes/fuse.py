@@ -71,9 +71,8 @@ def _uses_outside_groups(f: Function) -> dict[Node, list[Any]]:
                     users.setdefault(a, []).append("leave")
         for a in uses(Block(b.name, b.pc, end=b.end)):
             users.setdefault(a, []).append("leave")
-        if b.poll:
-            for p in b.params:
-                users.setdefault(p, []).append("leave")
+        for p in b.polls.env.values() if b.polls is not None else ():
+            users.setdefault(p, []).append("leave")
     return users
 
 

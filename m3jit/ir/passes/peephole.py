@@ -10,9 +10,6 @@ def match_patterns(f: Function) -> None:
     for b in f.blocks:
         for n in uses(b):
             users[n] = users.get(n, 0) + 1
-        if b.poll:
-            for p in b.params:
-                users[p] = users.get(p, 0) + 1
     for b in f.blocks:
         for n in list(b.nodes()):
             found = _gated(n, users)

@@ -27,6 +27,10 @@ def remove_trivial_parameters(f: Function) -> None:
             break
         _drop_params(f, set(table))
         substitute(f, table)
+    for b in f.blocks:                     # a register that still holds what it held at entry is not written back
+        for leave in b.leaves():
+            leave.env = {k: v for k, v in leave.env.items() if not (v.op == "input" and v.attrs["key"] == k)}
+
 
 
 def _drop_params(f: Function, gone: set[Node]) -> None:
@@ -138,8 +142,8 @@ def eliminate_dead(f: Function) -> None:
             work.append(b.end.cond)
         elif not isinstance(b.end, Goto):
             work += b.end.env.values()
-        if b.poll:
-            work += b.params
+        if b.polls is not None:
+            work += b.polls.env.values()
     while work:
         n = work.pop()
         if n in live:
