@@ -19,7 +19,7 @@ from typing import Mapping
 
 import numpy as np
 
-from m3jit.errors import OperandError
+from m3jit.errors import InternalError, OperandError
 from m3jit.isa.types import F16, F32, DType
 
 PAGE = 64
@@ -169,6 +169,8 @@ class KVStream:
             if not 0 <= n <= len(old.pages) * PAGE:
                 raise OperandError(f"layer {layer} of the KV stream has pages for {len(old.pages) * PAGE} rows, "
                                    f"not {n}")
+            if n > old.length and old.pages[(n - 1) // PAGE].claimed < (n - 1) % PAGE + 1:
+                raise InternalError(f"rows up to {n} of layer {layer} of the KV stream were not reserved")
             layers[layer] = old.at(n)
         return KVStream(self.kv_heads, self.head_dim, self.dtype, layers)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m3jit.errors import OperandError
+from m3jit.errors import InternalError, OperandError
 from m3jit.isa.kv import PAGE, KVStream
 from m3jit.isa.types import F32, I8
 
@@ -135,6 +135,8 @@ def test_reserve_and_commit_are_an_append():
     holds(s, k, v)
     with pytest.raises(OperandError, match="has pages for 128 rows, not 129"):
         r.with_lengths({0: 129})
+    with pytest.raises(InternalError, match="rows up to 68 of layer 0 of the KV stream were not reserved"):
+        r.with_lengths({0: 68})
 
 
 def test_an_abandoned_reservation_changes_nothing():
