@@ -15,7 +15,7 @@ _GIVEN = {"temp": "temperature"}
 
 def sampling_options(function: Callable) -> Callable:
     """Adds the options; their values arrive as `sampling` (a dict of those that were given)."""
-    @click.option("--max-tokens", "-n", type=click.IntRange(0), metavar="N", help="Most tokens to generate [256].")
+    @click.option("--max-tokens", "-n", type=click.IntRange(1), metavar="N", help="Most tokens to generate [256].")
     @click.option("--temp", type=click.FloatRange(0), metavar="T",
                   help=f"Temperature; 0 takes the likeliest token each time [{TEMPERATURE}].")
     @click.option("--top-k", type=click.IntRange(0), metavar="K", help="Draw among the K likeliest; 0: all [40].")

@@ -103,6 +103,7 @@ class _Writer:
     def __init__(self, file: GGUFFile, h: Hyper, options: Options, ends: list[int]):
         self.file, self.h, self.o, self.ends = file, h, options, ends
         self.lines: list[str] = []
+        self.penalised = options.repeat_penalty != 1.0
 
     def __call__(self, text: str = "", comment: str = "") -> None:
         line = f"    {text}" if text and not text.endswith(":") and not text.startswith((".", ";")) else text
@@ -151,6 +152,8 @@ class _Writer:
         self("DIM rCount, rPrompt, 0")
         self("COMPARE rCount, 0")
         self("IF_EQUAL done", "an empty prompt generates nothing")
+        if self.penalised:
+            self("MOV rSeen, rPrompt", "tokens so far")
         self("LOADI rPos, 0", "position of the next token")
         self("LOADI rMade, 0", "tokens generated")
         self("LOADI rAt, 0", "prompt tokens done")
@@ -212,11 +215,13 @@ class _Writer:
         self.weight("rW", "output_norm.weight")
         self(f"NORM rX, rX, rW RMS EPS={h.eps!r}")
         self.product("rLogits", "rX", "output.weight" if "output.weight" in self.file.tensors else "token_embd.weight")
-        if o.temperature == 0:
-            self("SAMPLE rToken, rLogits TEMP=0")
-        else:
-            self(f"SAMPLE rToken, rLogits TEMP={o.temperature!r} TOP_K={o.top_k} TOP_P={o.top_p!r} MIN_P={o.min_p!r}"
-                 )
+        history = ", rSeen" if self.penalised else ""
+        draw = "TEMP=0" if o.temperature == 0 else \
+            f"TEMP={o.temperature!r} TOP_K={o.top_k} TOP_P={o.top_p!r} MIN_P={o.min_p!r}"
+        self(f"SAMPLE rToken, rLogits{history} {draw}" + (f" PENALTY={o.repeat_penalty!r}" if history else ""))
+        if self.penalised:
+            self("TENSOR rLast, rToken SHAPE=[1] I64")
+            self("CONCAT rSeen, rSeen, rLast", "the penalty looks at the last 64 of them")
         for i in range(min(len(self.ends), 8)):
             self(f"COMPARE rToken, EOS_{i}")
             self("IF_EQUAL done")
