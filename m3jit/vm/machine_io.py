@@ -10,7 +10,7 @@ from m3jit.errors import M3Error, OperandError, StreamError
 from m3jit.isa.types import BF16, F32, FLOATS, I16, I64, INTS, U8, Tensor
 from m3jit.vm.context import Context
 from m3jit.vm.sources import END, NOTHING, QueueSource, RingSource, Source, open_file_source
-from m3jit.vm.streams import Item, Ring, Sink, open_file_sink
+from m3jit.vm.streams import CallbackSink, Item, NpySink, Ring, Sink, StandardSink, WavSink, open_file_sink
 from m3jit.vm.values import Handle, normalise, said
 from m3jit.vm.waiting import Blocked
 
@@ -187,14 +187,13 @@ def complete_text(data: bytes) -> tuple[bytes, bytes]:
 
 def _natural_form(value: Any, sink: Any, model: Handle | None) -> str:
     """AUTO: what the sink stores (.wav, .npy), else text for numbers and U8 vectors, else the tensor's bytes."""
-    kind = type(sink).__name__
-    if kind == "WavSink":
+    if isinstance(sink, WavSink):
         return "AUDIO_PCM"
-    if kind == "NpySink":
+    if isinstance(sink, NpySink):
         return "TENSOR"
     if model is not None or value.__class__ is not Tensor or value.dtype is U8 and value.rank == 1:
         return "TEXT"
-    return "TENSOR" if kind in ("Ring", "CallbackSink") else "TEXT" if kind == "StandardSink" else "RAW"
+    return "TENSOR" if isinstance(sink, (Ring, CallbackSink)) else "TEXT" if isinstance(sink, StandardSink) else "RAW"
 
 
 def _printed(value: Any) -> bytes:
