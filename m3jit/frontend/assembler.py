@@ -20,6 +20,7 @@ from m3jit.frontend.program import (Line, Program, Reloc, SymbolKind, patch, rel
 from m3jit.frontend.scopes import RegisterScope
 from m3jit.frontend.source_data import TYPES
 from m3jit.frontend.syntax import Statement, Value, parse
+from m3jit.isa import extension_rows
 from m3jit.isa.escape import escape_length
 from m3jit.isa.fields import EncodingError
 from m3jit.isa.quirks import QUIRKS
@@ -146,17 +147,20 @@ class _Assembler:
         if self.section == "DATA":
             self.error(s.head, f"{s.head.text} in .data", "instructions belong after .text")
             return
-        row = BY_NAME.get(s.head.text.upper())
+        row = BY_NAME.get(s.head.text.upper()) or extension_rows.ROWS.get(s.head.text.upper())
         if row is None:
-            self.error(s.head, f"no mnemonic {s.head.text}", suggest(s.head.text.upper(), BY_NAME))
+            known = [*BY_NAME, *extension_rows.ROWS]
+            self.error(s.head, f"no mnemonic {s.head.text}", suggest(s.head.text.upper(), known))
             return
         place = Place(self.names, self.scope, self.pc)
-        tail = self._tail(s, QUIRKS[row.syntax].tail) if row.syntax in QUIRKS and QUIRKS[row.syntax].tail else b""
+        named = isinstance(row, extension_rows.ExtensionRow)
+        quirk = QUIRKS.get(row.syntax) if not named else None
+        tail = self._tail(s, quirk.tail) if quirk and quirk.tail else b""
         bound = binding.bind(row, s, place)
         self.names.note_registers([o.value for o in s.operands], self.scope)
         origin = self.loc or (self.source.file, s.head.line)
         self.placed.append(_Placed(self.pc, bound, s, self.scope, origin, tail))
-        self.pc += escape_length(row.code, len(tail)) if row.code in ESCAPES else bound.row.size
+        self.pc += escape_length(row.code, len(tail)) if row.code in ESCAPES and not named else bound.row.size
 
     def _tail(self, s: Statement, key: str) -> bytes:
         """Take `PAYLOAD="hex"` out of the operands."""
@@ -180,7 +184,7 @@ class _Assembler:
             try:
                 ins: Instruction = binding.read(p.bound, place)
                 ins.tail = p.tail
-                frame = encode(ins)
+                frame = encode(ins.op.frame(ins) if isinstance(ins.op, extension_rows.ExtensionRow) else ins)
             except TextError as e:
                 self.error(e.value.token, e.message, e.hint)
                 continue

@@ -2,7 +2,8 @@
 
 Positional: registers, labels, references, shapes and lists, mandatory numbers, and what the row names in
 `Op.positional`, in parameter order, registers first.  An operand skips optional fields that do not take its form; a label may stand
-anywhere.  Words of enums and flags stand bare when only one field of the row knows them.  Everything has a key.
+anywhere.  Words of enums and flags stand bare when only one field of the row knows them, or when the row names all those
+fields as positional (then in their order).  Everything has a key.
 """
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Plan:
     positional: tuple[Field, ...]
     keys: dict[str, Field]                          # field keys and their aliases
     words: dict[str, tuple[Field, object]]          # bare words and what they set
-    clashes: frozenset[str]                         # words of several fields
+    clashes: dict[str, tuple[tuple[Field, object], ...]]    # words of several fields, in parameter order
     header: dict[str, Field]                        # LAMPORT= DEADLINE= EXT= of 64-byte frames
 
 
@@ -48,7 +49,7 @@ def plan(row: Op) -> Plan:
         if key.rstrip("_").upper() in keys:
             keys.setdefault(alias.upper(), keys[key.rstrip("_").upper()])
     words = {w: hits[0] for w, hits in found.items() if len(hits) == 1}
-    clashes = frozenset(w for w, hits in found.items() if len(hits) > 1)
+    clashes = {w: tuple(hits) for w, hits in found.items() if len(hits) > 1}
     header = {k: f for k, f in HEADER.items() if k not in keys} if row.wide and not row.syntax == "escape" else {}
     positional = sorted((f for f in row.operands() if _positional(f, row)), key=lambda f: not isinstance(f, RegField))
     return Plan(tuple(positional), keys, words, clashes, header)
@@ -116,8 +117,9 @@ def _bind(row: Op, statement: Statement, scope: Scope) -> Bound:
             out.words[field.name] = setting
             continue
         if word in p.clashes:
-            homes = " or ".join(f"{k}={word}" for k, f in p.keys.items() if word in getattr(f, "words", ()))
-            raise TextError(value, f"{word} could be several options of {row.name}", f"write {homes}")
+            field, setting = _which(p, out, word, value)
+            out.words[field.name] = setting
+            continue
         at = _place(p, out, value, at, scope)
     for f in row.operands():
         if f.default is REQUIRED and f.name not in out.values and f.name not in out.words and \
@@ -125,6 +127,17 @@ def _bind(row: Op, statement: Statement, scope: Scope) -> Bound:
             where = Value("word", statement.head)
             raise TextError(where, f"{row.name} needs {describe(f)}", f"usage: {usage(row)}")
     return out
+
+
+def _which(p: Plan, out: Bound, word: str, value: Value) -> tuple[Field, object]:
+    """A word several fields know belongs to the first of them not given yet, if the row names them all as positional."""
+    hits = p.clashes[word]
+    if all(f.name in out.row.positional for f, _ in hits):
+        free = [hit for hit in hits if hit[0].name not in out.values and hit[0].name not in out.words]
+        if free:
+            return free[0]
+    homes = " or ".join(f"{key_of(f)}={word}" for f, _ in hits)
+    raise TextError(value, f"{word} could be several options of {out.row.name}", f"write {homes}")
 
 
 def _awaits_register(p: Plan, at: int, out: Bound) -> bool:

@@ -13,6 +13,7 @@ from m3jit.frontend.lexer import quote
 from m3jit.frontend.pool import STRING_ALIGN, pool_start
 from m3jit.frontend.program import NO_SYMBOL, Program, Reloc, RelocKind, Symbol, SymbolKind
 from m3jit.frontend.source_data import alignment, format_blob
+from m3jit.isa import extension_rows
 from m3jit.isa.escape import FIXED
 from m3jit.isa.fields import Field, LabelField, Reg
 from m3jit.isa.quirks import QUIRKS
@@ -149,10 +150,11 @@ class Listing:
 
     def instruction(self, pc: int, ins: Instruction) -> str:
         """Mnemonic and operands."""
+        ins = extension_rows.named(ins) or ins
         self.pc, self.ins = pc, ins
         operands = binding.show(ins, self)
         quirk = QUIRKS.get(ins.op.syntax)
-        if quirk and quirk.tail:
+        if quirk and quirk.tail and ins.tail:
             tail = ins.tail.rstrip(b"\0") if ins.op.code in FIXED else ins.tail
             operands += f'{", " if operands else ""}{quirk.tail}="{tail.hex()}"' if tail else ""
         return f"{ins.op.name} {operands}".rstrip()

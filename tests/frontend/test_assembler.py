@@ -206,3 +206,49 @@ def test_nan_bits():
     assert isinstance(x, RawF32) and x.bits == 0xFFC12345 and format_float(x, "f") == "nan:0xffc12345"
     with pytest.raises(NumberError):
         parse_number("nan:0x7f800000").number("f")
+
+
+# -- phrases of the language's description ------------------------------------------------------------------------
+
+def test_phrases():
+    """Lines the instruction set's description shows; each must mean what it says."""
+    p = assemble("""
+        .model net "net.gguf"
+        start:
+        FORK rS
+        FORK rC, start, RED
+        ABORT rS RESUME
+        SENSE rPCM, AUDIO_PCM
+        SENSE rPCM, FILE, AUDIO_PCM NAME="a.wav"
+        SET_DEADLINE rNode, 80000000
+        SET_DEADLINE rNode, 80ms
+        SET_DEADLINE rAbs
+        DEADLINE_AND rTree, CHILDREN=[rA, rB]
+        IF_INTERRUPT rFlag, start
+        IF_GREATER rX, start
+        LOADI rX, @net:blk.0.attn_q.weight
+        SIGNAL KIND=ABORT
+        HALT""")
+    rows = [i for _, i in p.instructions]
+    assert [i.op.name for i in rows] == ["FORK", "FORK_CONTEXT", "ABORT", "SENSE", "SENSE", "SET_DEADLINE", "SET_DEADLINE",
+                                         "SET_DEADLINE", "DEADLINE_AND", "IF_INTERRUPT", "IF_GREATER", "LOADV", "SIGNAL", "HALT"]
+    assert rows[1].args["priority"] == "RED" and rows[2].args["resume"]
+    assert rows[3].args["peripheral"] == "AUDIO_PCM" and rows[4].args["format"] == "AUDIO_PCM"
+    assert rows[5].args == rows[6].args != rows[7].args
+    assert not [w for w in p.warnings if "rTree" in w.message or "rA " in w.message or "rNode" in w.message]
+
+
+def test_keys_name_fields_and_words_have_one_home():
+    """Rows whose text would be ambiguous: every alias names a field, a word of two fields is declared positional."""
+    from m3jit.frontend.binding import key_of, plan
+    from m3jit.isa.table import ESCAPES, OPS
+    for row in OPS:
+        keys = {key_of(f) for f in row.operands()}
+        assert {k.rstrip("_").upper() for k in row.key_aliases.values()} <= keys, row
+        for word, hits in plan(row).clashes.items():
+            assert all(f.name in row.positional for f, _ in hits), (row, word)
+        if row.wide and row.code not in ESCAPES:
+            assert not keys & {"LAMPORT", "DEADLINE", "EXT"}, row
+        assert set(row.positional) <= {f.name for f in row.operands()}, row
+        for name in row.forms:
+            assert name in {r.name for r in OPS}, row
