@@ -54,7 +54,8 @@ def assemble(text: str, filename: str = "<text>", search: Iterable[str] = (), al
     """
     load_table()
     if len(text) > MAX_SOURCE:
-        raise AssemblyError([SourceError(filename, 1, 1, f"a source of {len(text)} characters; {MAX_SOURCE} are allowed")])
+        raise AssemblyError(
+            [SourceError(filename, 1, 1, f"a source of {len(text)} characters; {MAX_SOURCE} are allowed")])
     return _Assembler(text, filename, search, allow_undefined).run()
 
 

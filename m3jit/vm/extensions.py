@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from m3jit.errors import OperandError, UserError
+from m3jit.isa.extension_rows import MAX_OPERANDS, pack
 from m3jit.isa.fields import GPR, Reg
 
-MAX_OPERANDS = 16
+__all__ = ["REGISTRY", "Extension", "Registry", "pack", "unpack"]
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,6 @@ class Registry:
 
 
 REGISTRY = Registry()
-
-
-def pack(dests: tuple[Reg, ...], sources: tuple[Reg, ...], immediate: bytes = b"") -> bytes:
-    """The payload of an extension instruction."""
-    return bytes([len(dests), len(sources), *(r.index for r in (*dests, *sources))]) + immediate
 
 
 def unpack(payload: bytes) -> tuple[tuple[Reg, ...], tuple[Reg, ...], bytes]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from m3jit.errors import M3Error, OperandError
 from m3jit.isa.capabilities import SUPPORTED, Capability
+from m3jit.isa.fields import ABSENT
 from m3jit.isa.table import OPS
 from m3jit.isa.types import BF16, U8, Tensor
 from m3jit.vm import binding
@@ -47,12 +48,12 @@ class SystemView:
             raise OperandError(f"extension {number} version {version[0]}.{version[1]} is not known to this machine; "
                                f"register it with @m3jit.extension, or mark the instruction optional")
         dests, sources, immediate = unpack(self.instruction.tail)
-        values = [_outward(self.ctx.R[r.index], f"{r}") for r in sources]
+        values = [None if r.index == ABSENT else _outward(self.ctx.R[r.index], f"{r}") for r in sources]
         results = self._call(extension, values, immediate)
         if len(results) != len(dests):
             raise OperandError(f"extension {extension.name} gave {len(results)} results for {len(dests)} destinations")
         for reg, value in zip(dests, results):
-            binding.put(self.ctx, None if reg.index == 255 else reg, value)
+            binding.put(self.ctx, None if reg.index == ABSENT else reg, value)
 
     def _call(self, extension: Extension, values: list[Any], immediate: bytes) -> tuple:
         state_handle = None
