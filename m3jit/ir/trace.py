@@ -118,7 +118,8 @@ class TraceXp(TraceLayout):
             elif isinstance(v, Node) and v.is_scalar:
                 if (v.type == F64T) != (dtype.kind == "float"):
                     raise Untraceable("scalar and tensor kinds differ")
-                out.append(self.node("from_scalar", TensorType(dtype, ()), v))
+                out.append(self.imm(v.attrs["value"], dtype) if v.op == "const" else
+                           self.node("from_scalar", TensorType(dtype, ()), v))
             elif isinstance(v, (bool, int, float)):
                 out.append(self.imm(v, dtype))
             else:
