@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Sequence
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import MEMORY, Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import MEMORY, Buffer, Builder, Kernel, Value, Var
 
 BLOCK = 64                                   # keys of a page and of a block
 FEW_TOKENS = 1                               # up to this many query tokens, blocks are spread over groups
@@ -129,91 +129,79 @@ def kv_append(kv_heads: int, head_dim: int, dtype: str = "F16", dense: bool = Fa
     return b.finish()
 
 
-@dataclass(slots=True)
-class _Row:
-    """One query row of a tile: its values and the visible keys of the block at hand."""
-    q: Buffer
-    lo: Value                                # visible keys lo <= j < hi, counted in the block, 0..64
-    hi: Value
-
-
 class _Attention:
     """Shared parts of the kernels; a builder with the parameters q, base[, table], `extra`, T, past, keys, window,
-    scale[, softcap]."""
+    scale[, softcap].  Rows of a tile are named by their number in it where a loop can do instead of copies of code."""
 
-    def __init__(self, name: str, g: Geometry, extra: str, access: str):
+    def __init__(self, name: str, g: Geometry, extra: str):
         self.g = g
         self.b = b = Builder(f"{name}_{g.name}", 64)
         self.q = b.ptr("q", "r", "f32")
         self.pages = _Pages(b, g, "r")
-        self.out = b.ptr(extra, access, "f32")
+        self.out = b.ptr(extra, "w", "f32")
         self.tokens, self.past, self.keys = b.scalar("T"), b.scalar("past"), b.scalar("keys")
         self.window, self.scale = b.scalar("window"), b.scalar("scale", "f32")
         self.cap = b.scalar("softcap", "f32") if g.softcap else None
         self.blocks = (self.keys + (BLOCK - 1)) // BLOCK
 
+    def scratch(self) -> None:
+        """Arrays of a tile: raw scores, then weights, of each row with the block's 64 keys."""
+        self.raw = self.b.scratch("scores", "f32", TILE * BLOCK)
+        self.table = self.b.scratch("weights", "f32", TILE * BLOCK)
+
     def visible(self, token: Value) -> tuple[Value, Value]:
         """First visible key and one past the last of query row `token`."""
         return visible(self.b, self.g, self.past + token, self.keys, self.window)
 
-    def row(self, token: Value, head: Value, block_start: Value) -> _Row:
-        b, g = self.b, self.g
-        lo, hi = self.visible(token)
-        zero, full = b.i64(0), b.i64(BLOCK)
-        inside = [b.imin(b.imax(v - block_start, zero), full) for v in (lo, hi)]
-        return _Row(self.q.at((token * g.heads + head) * (4 * g.head_dim)), *inside)
+    def within(self, key: Value, block_start: Value) -> Value:
+        """A key's number in the block, clamped to 0..64."""
+        b = self.b
+        return b.imin(b.imax(key - block_start, b.i64(0)), b.i64(BLOCK))
 
-    def scores(self, rows: Sequence[_Row], keys: Buffer) -> list[Value]:
-        """Scaled (and capped) scores of the rows with the block's 64 keys, one key per lane."""
+    def query(self, token: Value, head: Value) -> Buffer:
+        return self.q.at((token * self.g.heads + head) * (4 * self.g.head_dim))
+
+    def dots(self, queries: Sequence[Buffer], keys: Buffer) -> None:
+        """raw = dot products of the queries with the block's keys, one key per lane."""
         b, d = self.b, self.g.head_dim
-        acc = [b.var("f32", 0.0) for _ in rows]
+        acc = [b.var("f32", 0.0) for _ in queries]
         step = next(s for s in (4, 2, 1) if d % s == 0)
         with b.loop(0, d, step) as i:
             for u in range(step):
                 k = b.load_lanes(self.pages.type, keys, (i + u) * BLOCK)
-                for a, r in zip(acc, rows):
-                    a.set(b.fma(b.load("f32", r.q, i + u), k, a.get()))
-        out = [a.get() * self.scale for a in acc]
-        return out if self.cap is None else [self.cap * scalar_math.tanh(b, s / self.cap) for s in out]
+                for a, q in zip(acc, queries):
+                    a.set(b.fma(b.load("f32", q, i + u), k, a.get()))
+        for r, a in enumerate(acc):
+            b.store_lanes("f32", self.raw, BLOCK * r, a.get())
+        b.sync()
 
-    def seen(self, row: _Row) -> Value:
-        """b1 per key: visible to the row."""
-        b = self.b
-        lo, hi = b.cvt(row.lo, "i32"), b.cvt(row.hi, "i32")
-        return (lo <= b.lane) & (b.lane < hi)
+    def score(self, row: Value) -> Value:
+        """Scaled (and capped) scores of the tile's row `row`."""
+        s = self.b.load_lanes("f32", self.raw, row * BLOCK) * self.scale
+        return s if self.cap is None else self.cap * scalar_math.tanh(self.b, s / self.cap)
 
-    def weights(self, row: _Row, s: Value) -> tuple[Value, Value, Value]:
-        """(m_b, l_b, w) of a row."""
+    def seen(self, lo: Value, hi: Value) -> Value:
+        """b1 per key: lo <= number in the block < hi."""
         b = self.b
-        seen = self.seen(row)
+        return (b.cvt(lo, "i32") <= b.lane) & (b.lane < b.cvt(hi, "i32"))
+
+    def weights(self, row: Value, s: Value, lo: Value, hi: Value) -> tuple[Value, Value]:
+        """(m_b, l_b) of a row that sees lo .. hi; its weights go to the table."""
+        b = self.b
+        seen = self.seen(lo, hi)
         top = b.fold(b.select(seen, s, b.f32(float("-inf"))), "fmax")
         w = b.select(seen, scalar_math.exp(b, s - top), b.f32(0.0))
-        return top, b.fold(w, "add"), w
+        b.store_lanes("f32", self.table, row * BLOCK, w)
+        return top, b.fold(w, "add")
 
-    def mix(self, rows: Sequence[_Row], table: Buffer, values: Buffer, chunk: int) -> list[Value]:
-        """mix_b of the rows for 64 elements of the head dimension; `table` holds the rows' weights, 64 each."""
+    def mix(self, acc: Sequence[Var], first_row: Value | int, values: Buffer, chunk: int, lo: Value, hi: Value) -> None:
+        """acc[i] folds the weights of row first_row + i times V over keys lo .. hi, 64 elements of the head dimension."""
         b, g = self.b, self.g
-        acc = [b.var("f32", 0.0) for _ in rows]
         mask = _chunk_mask(b, g, chunk)
-
-        def keys(lo: Value, hi: Value, which: Sequence[int]) -> None:
-            with b.loop(lo, hi) as j:
-                v = b.load_lanes(self.pages.type, values, j * g.head_dim + 64 * chunk, mask)
-                for r in which:
-                    acc[r].set(b.fma(b.load("f32", table, j + BLOCK * r), v, acc[r].get()))
-        # keys that every row sees are walked together; those before and after them that only some rows see, by row
-        lo, hi = rows[0].lo, rows[0].hi
-        for r in rows[1:]:
-            lo, hi = b.imax(lo, r.lo), b.imin(hi, r.hi)
-        hi = b.imax(lo, hi)
-        if len(rows) > 1:
-            for i, r in enumerate(rows):
-                keys(r.lo, b.imin(r.hi, lo), [i])
-        keys(lo, hi, range(len(rows)))
-        if len(rows) > 1:
-            for i, r in enumerate(rows):
-                keys(b.imax(r.lo, hi), r.hi, [i])
-        return [a.get() for a in acc]
+        with b.loop(lo, hi) as j:
+            v = b.load_lanes(self.pages.type, values, j * g.head_dim + 64 * chunk, mask)
+            for i, cell in enumerate(acc):
+                cell.set(b.fma(b.load("f32", self.table, j + BLOCK * i + first_row * BLOCK), v, cell.get()))
 
 
 def visible(b: Builder, g: Geometry, position: Value, keys: Value, window: Value) -> tuple[Value, Value]:
@@ -228,46 +216,38 @@ def attn_blocks(g: Geometry) -> Kernel:
     window i64, scale f32[, softcap f32].  Empty grid when T > FEW_TOKENS.
 
     Partial results of row (t, head) and block b stand at ((t heads + head) blocks + b) (head_dim + HEADER)."""
-    a = _Attention("attn_blocks", g, "partial", "w")
+    a = _Attention("attn_blocks", g, "partial")
     b = a.b
-    few = a.tokens <= FEW_TOKENS
-    b.set_grid(b.select(few, a.tokens * a.blocks * g.kv_heads, b.i64(0)))
+    b.set_grid(b.select(a.tokens <= FEW_TOKENS, a.tokens * a.blocks * g.kv_heads, b.i64(0)))
     kv_head, rest = b.group % g.kv_heads, b.group // g.kv_heads
     block, token = rest % a.blocks, rest // a.blocks
-    k_page = a.pages.keys(block, kv_head)
-    lo, hi = a.visible(token)
+    keys = a.pages.keys(block, kv_head)
     start = block * BLOCK
-    table = b.scratch("weights", "f32", TILE * BLOCK)
-    with b.if_((start < hi) & (lo < start + BLOCK)):
-        for first in range(0, g.group_heads, TILE):
-            heads = [kv_head * g.group_heads + h for h in range(first, min(first + TILE, g.group_heads))]
-            rows = [a.row(token, h, start) for h in heads]
-            for r in rows:                   # one token: all rows see the same keys
-                r.lo, r.hi = rows[0].lo, rows[0].hi
-            at = [a.out.at(((token * g.heads + h) * a.blocks + block) * (4 * (g.head_dim + HEADER))) for h in heads]
-            for i, s in enumerate(a.scores(rows, k_page)):
-                top, total, w = a.weights(rows[i], s)
-                b.store("f32", at[i], 0, top)
-                b.store("f32", at[i], 1, total)
-                b.store_lanes("f32", table, BLOCK * i, w)
+    lo, hi = (a.within(v, start) for v in a.visible(token))
+    tiles = -(-g.group_heads // TILE)
+    size = -(-g.group_heads // tiles)        # heads of a tile; the last tile may repeat the last head
+
+    def head(tile: Value, i: Value | int) -> Value:
+        return kv_head * g.group_heads + b.imin(tile * size + i, b.i64(g.group_heads - 1))
+
+    def result(tile: Value, i: Value | int) -> Buffer:
+        return a.out.at(((token * g.heads + head(tile, i)) * a.blocks + block) * (4 * (g.head_dim + HEADER)))
+    a.scratch()
+    with b.if_(lo < hi):
+        with b.loop(0, tiles) as tile:
+            a.dots([a.query(token, head(tile, i)) for i in range(size)], keys)
+            with b.loop(0, size) as i:
+                top, total = a.weights(i, a.score(i), lo, hi)
+                b.store("f32", result(tile, i), 0, top)
+                b.store("f32", result(tile, i), 1, total)
             b.sync()
             for c in range(g.chunks):
-                for i, m in enumerate(_mix_alike(a, rows, table, a.pages.values(k_page), c)):
-                    b.store_lanes("f32", at[i], HEADER + 64 * c, m, _chunk_mask(b, g, c))
+                acc = [b.var("f32", 0.0) for _ in range(size)]
+                a.mix(acc, 0, a.pages.values(keys), c, lo, hi)
+                for i, cell in enumerate(acc):
+                    b.store_lanes("f32", result(tile, i), HEADER + 64 * c, cell.get(), _chunk_mask(b, g, c))
             b.sync()
     return b.finish()
-
-
-def _mix_alike(a: _Attention, rows: Sequence[_Row], table: Buffer, values: Buffer, chunk: int) -> list[Value]:
-    """`_Attention.mix` for rows that see the same keys."""
-    b, g = a.b, a.g
-    acc = [b.var("f32", 0.0) for _ in rows]
-    mask = _chunk_mask(b, g, chunk)
-    with b.loop(rows[0].lo, rows[0].hi) as j:
-        v = b.load_lanes(a.pages.type, values, j * g.head_dim + 64 * chunk, mask)
-        for r, cell in enumerate(acc):
-            cell.set(b.fma(b.load("f32", table, j + BLOCK * r), v, cell.get()))
-    return [c.get() for c in acc]
 
 
 @functools.lru_cache(maxsize=None)
@@ -300,76 +280,141 @@ def attn_combine(g: Geometry) -> Kernel:
 
 
 class _Rows:
-    """attn_rows: the state of a group's query rows in scratch, and the two passes over the keys."""
+    """attn_rows: a group's query rows are numbered token by token, row = token group_heads + head; their state is in
+    scratch, and two passes over the keys fill it."""
 
     def __init__(self, g: Geometry):
-        self.a = a = _Attention("attn_rows", g, "out", "w")
+        self.a = a = _Attention("attn_rows", g, "out")
         self.g, self.b = g, a.b
         b = a.b
-        self.count = a.tokens * g.group_heads            # query rows of one kv head: row = token group_heads + head
-        groups = (self.count + (GROUP_ROWS - 1)) // GROUP_ROWS
+        count = a.tokens * g.group_heads
+        groups = (count + (GROUP_ROWS - 1)) // GROUP_ROWS
         b.set_grid(b.select(a.tokens <= FEW_TOKENS, b.i64(0), groups * g.kv_heads))
         self.kv_head = b.group % g.kv_heads
         self.first = b.group // g.kv_heads * GROUP_ROWS
-        self.last = b.imin(self.first + GROUP_ROWS, self.count) - 1
-        self.tops = b.scratch("tops", "f32", GROUP_ROWS * BLOCK)
-        self.table = b.scratch("weights", "f32", TILE * BLOCK)
+        self.last = b.imin(self.first + GROUP_ROWS, count) - 1
+        a.scratch()
+        self.tops = b.scratch("tops", "f32", GROUP_ROWS * BLOCK)       # running maxima per lane; later M in lane 0
         self.totals = b.scratch("totals", "f32", GROUP_ROWS)
         self.sums = b.scratch("sums", "f32", GROUP_ROWS * g.chunks * 64)
+        self.mixed = b.scratch("mixed", "f32", TILE * 64)
+        self.scales = b.scratch("scales", "f32", TILE)
+        self.lows, self.highs = b.scratch("lows", "i64", TILE), b.scratch("highs", "i64", TILE)
 
-    def place(self, tile: Value, i: int) -> tuple[Value, Value, Value]:
-        """(slot in scratch, token, head) of the tile's i-th row; rows beyond the last stand for it (see `counts`)."""
-        slot = self.b.imin(tile + i, self.last - self.first)
-        row = self.first + slot
-        return slot, row // self.g.group_heads, self.kv_head * self.g.group_heads + row % self.g.group_heads
+    def place(self, slot: Value) -> tuple[Value, Value]:
+        """(token, head) of the group's row `slot`."""
+        row, heads = self.first + slot, self.g.group_heads
+        return row // heads, self.kv_head * heads + row % heads
 
-    def each_tile(self, body) -> None:
-        """body(K buffer, rows, slots, tile) for every block and tile in which some row sees a key."""
+    def clear(self) -> None:
+        b, g = self.b, self.g
+        with b.loop(0, GROUP_ROWS) as r:
+            b.store_lanes("f32", self.tops, r * BLOCK, b.f32(float("-inf")))
+            b.store("f32", self.totals, r, b.f32(0.0))
+            with b.loop(0, g.chunks) as c:
+                b.store_lanes("f32", self.sums, (r * g.chunks + c) * 64, b.f32(0.0))
+        b.sync()
+
+    def passes(self) -> None:
+        """For every block and tile of TILE rows in which some row sees a key: the scores, then what the pass wants."""
         a, b, g = self.a, self.b, self.g
         lo, _ = a.visible(self.first // g.group_heads)
         _, hi = a.visible(self.last // g.group_heads)
-        with b.loop(lo // BLOCK, (hi + (BLOCK - 1)) // BLOCK) as block:
-            keys = a.pages.keys(block, self.kv_head)
-            start = block * BLOCK
-            with b.loop(0, self.last - self.first + 1, TILE) as tile:
-                places = [self.place(tile, i) for i in range(TILE)]
-                rows = [a.row(token, head, start) for _, token, head in places]
-                lowest, highest = rows[0].lo, rows[0].hi
-                for r in rows[1:]:
-                    lowest, highest = b.imin(lowest, r.lo), b.imax(highest, r.hi)
-                with b.if_(lowest < highest):
-                    body(keys, rows, [slot for slot, _, _ in places], tile)
+        with b.loop(0, 2) as second:
+            with b.if_(second.equals(1)):
+                self.join_tops()
+            with b.loop(lo // BLOCK, (hi + (BLOCK - 1)) // BLOCK) as block:
+                keys = a.pages.keys(block, self.kv_head)
+                with b.loop(0, self.last - self.first + 1, TILE) as tile:
+                    self.tile(second, block * BLOCK, keys, tile)
 
-    def find_tops(self, keys: Buffer, rows: Sequence[_Row], slots: Sequence[Value], tile: Value) -> None:
+    def tile(self, second: Value, start: Value, keys: Buffer, tile: Value) -> None:
+        a, b = self.a, self.b
+        queries, lows, highs = [], [], []
+        for i in range(TILE):                # rows beyond the last stand for it; nothing is stored for them
+            token, head = self.place(b.imin(tile + i, self.last - self.first))
+            lo, hi = (a.within(v, start) for v in a.visible(token))
+            queries.append(a.query(token, head))
+            lows.append(lo)
+            highs.append(hi)
+            b.store("i64", self.lows, i, lo)
+            b.store("i64", self.highs, i, hi)
+        # keys that every row sees are lo .. hi; positions are in order of the rows, so the ends are the outer rows'
+        lo = lows[-1]
+        hi = b.imax(lo, highs[0])
+        with b.if_(lows[0] < highs[-1]):
+            a.dots(queries, keys)
+            rows = b.imin(self.last - self.first - tile + 1, b.i64(TILE))
+            with b.if_(second.equals(0)):
+                self.find_tops(tile, rows)
+            with b.else_():
+                self.add_block(tile, rows, lo, hi, a.pages.values(keys))
+
+    def find_tops(self, tile: Value, rows: Value) -> None:
         """First pass: running maximum of the visible scores, per lane."""
-        b = self.b
-        for row, slot, s in zip(rows, slots, self.a.scores(rows, keys)):
-            seen = b.select(self.a.seen(row), s, b.f32(float("-inf")))
-            b.store_lanes("f32", self.tops, slot * BLOCK,
-                          b.fmax(b.load_lanes("f32", self.tops, slot * BLOCK), seen))
+        a, b = self.a, self.b
+        with b.loop(0, rows) as i:
+            seen = a.seen(b.load("i64", self.lows, i), b.load("i64", self.highs, i))
+            s = b.select(seen, a.score(i), b.f32(float("-inf")))
+            at = (tile + i) * BLOCK
+            b.store_lanes("f32", self.tops, at, b.fmax(b.load_lanes("f32", self.tops, at), s))
+        b.sync()
 
-    def add_block(self, keys: Buffer, rows: Sequence[_Row], slots: Sequence[Value], tile: Value) -> None:
-        """Second pass: one block's weights and mix, added to the rows' sums."""
+    def join_tops(self) -> None:
+        b = self.b
+        with b.loop(0, GROUP_ROWS) as r:
+            top = b.fold(b.load_lanes("f32", self.tops, r * BLOCK), "fmax")
+            b.sync()
+            b.store("f32", self.tops, r * BLOCK, top)
+        b.sync()
+
+    def add_block(self, tile: Value, rows: Value, lo: Value, hi: Value, values: Buffer) -> None:
+        """Second pass: one block's weights and mix, added to the sums of the rows that see a key of it.
+
+        Keys lo .. hi are walked for the whole tile at once, those before and after them row by row."""
         a, b, g = self.a, self.b, self.g
-        scales = []
-        for i, (row, slot, s) in enumerate(zip(rows, slots, a.scores(rows, keys))):
-            top, total, w = a.weights(row, s)
-            b.store_lanes("f32", self.table, BLOCK * i, w)
-            scales.append(scalar_math.exp(b, top - b.load("f32", self.tops, slot * BLOCK)))
-            with b.if_(self.counts(i, rows, tile)):
-                b.store("f32", self.totals, slot, b.fma(total, scales[-1], b.load("f32", self.totals, slot)))
+        with b.loop(0, TILE) as i:
+            slot = b.imin(tile + i, self.last - self.first)
+            low, high = b.load("i64", self.lows, i), b.load("i64", self.highs, i)
+            top, total = a.weights(i, a.score(i), low, high)
+            e = scalar_math.exp(b, top - b.load("f32", self.tops, slot * BLOCK))
+            b.store("f32", self.scales, i, e)
+            with b.if_((low < high) & (i < rows)):
+                b.store("f32", self.totals, slot, b.fma(total, e, b.load("f32", self.totals, slot)))
         b.sync()
         for c in range(g.chunks):
-            mixed = a.mix(rows, self.table, a.pages.values(keys), c)
-            for i, (slot, m) in enumerate(zip(slots, mixed)):
-                at = (slot * g.chunks + c) * 64
-                with b.if_(self.counts(i, rows, tile)):
-                    b.store_lanes("f32", self.sums, at, b.fma(m, scales[i], b.load_lanes("f32", self.sums, at)))
-        b.sync()
+            with b.loop(0, TILE) as i:
+                self.mix_row(i, values, c, b.load("i64", self.lows, i), b.imin(b.load("i64", self.highs, i), lo), None)
+            acc = [b.var("f32", b.load_lanes("f32", self.mixed, 64 * i)) for i in range(TILE)]
+            a.mix(acc, 0, values, c, lo, hi)
+            for i, cell in enumerate(acc):
+                b.store_lanes("f32", self.mixed, 64 * i, cell.get())
+            with b.loop(0, rows) as i:
+                low, high = b.load("i64", self.lows, i), b.load("i64", self.highs, i)
+                self.mix_row(i, values, c, b.imax(low, hi), high, b.load_lanes("f32", self.mixed, i * 64))
+                with b.if_(low < high):
+                    at = ((tile + i) * g.chunks + c) * 64
+                    m, e = b.load_lanes("f32", self.mixed, i * 64), b.load("f32", self.scales, i)
+                    b.store_lanes("f32", self.sums, at, b.fma(m, e, b.load_lanes("f32", self.sums, at)))
+            b.sync()
 
-    def counts(self, i: int, rows: Sequence[_Row], tile: Value) -> Value:
-        """The tile's i-th row exists and sees a key of the block."""
-        return (rows[i].lo < rows[i].hi) & (tile + i <= self.last - self.first)
+    def mix_row(self, i: Value, values: Buffer, chunk: int, lo: Value, hi: Value, start: Value | None) -> None:
+        """mixed[i] = start (or +0) folded over keys lo .. hi."""
+        b = self.b
+        acc = b.var("f32", b.f32(0.0) if start is None else start)
+        self.a.mix([acc], i, values, chunk, lo, hi)
+        b.store_lanes("f32", self.mixed, i * 64, acc.get())
+
+    def finish(self) -> None:
+        a, b, g = self.a, self.b, self.g
+        with b.loop(0, self.last - self.first + 1) as slot:
+            token, head = self.place(slot)
+            lo, hi = a.visible(token)
+            total = b.load("f32", self.totals, slot)
+            for c in range(g.chunks):
+                y = b.load_lanes("f32", self.sums, (slot * g.chunks + c) * 64) / total
+                y = b.canonical_nan(b.select(lo < hi, y, b.f32(0.0)))
+                b.store_lanes("f32", a.out, (token * g.heads + head) * g.head_dim + 64 * c, y, _chunk_mask(b, g, c))
 
 
 @functools.lru_cache(maxsize=None)
@@ -377,28 +422,7 @@ def attn_rows(g: Geometry) -> Kernel:
     """q r f32 [T, heads head_dim], base r pages[, table r i64], out w f32 [T, heads head_dim], T, past, keys,
     window i64, scale f32[, softcap f32].  Empty grid when T <= FEW_TOKENS."""
     rows = _Rows(g)
-    a, b = rows.a, rows.b
-    with b.loop(0, GROUP_ROWS) as r:
-        b.store_lanes("f32", rows.tops, r * BLOCK, b.f32(float("-inf")))
-        b.store("f32", rows.totals, r, b.f32(0.0))
-        for c in range(g.chunks):
-            b.store_lanes("f32", rows.sums, (r * g.chunks + c) * 64, b.f32(0.0))
-    b.sync()
-    rows.each_tile(rows.find_tops)
-    b.sync()
-    with b.loop(0, GROUP_ROWS) as r:
-        top = b.fold(b.load_lanes("f32", rows.tops, r * BLOCK), "fmax")
-        b.sync()
-        b.store("f32", rows.tops, r * BLOCK, top)
-    b.sync()
-    rows.each_tile(rows.add_block)
-    with b.loop(0, rows.last - rows.first + 1) as i:
-        _, token, head = rows.place(i, 0)
-        lo, hi = a.visible(token)
-        total = b.load("f32", rows.totals, i)
-        for c in range(g.chunks):
-            y = b.load_lanes("f32", rows.sums, (i * g.chunks + c) * 64) / total
-            y = b.select(lo < hi, y, b.f32(0.0))
-            at = (token * g.heads + head) * g.head_dim + 64 * c
-            b.store_lanes("f32", a.out, at, b.canonical_nan(y), _chunk_mask(b, g, c))
-    return b.finish()
+    rows.clear()
+    rows.passes()
+    rows.finish()
+    return rows.b.finish()
