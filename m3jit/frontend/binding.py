@@ -1,9 +1,9 @@
 """Operands of a statement to fields of a table row, by position, key and bare word; and back.
 
 Positional: registers, labels, references, shapes and lists, mandatory numbers, and what the row names in
-`Op.positional`, in parameter order, registers first.  An operand skips optional fields that do not take its form; a label may stand
-anywhere.  Words of enums and flags stand bare when only one field of the row knows them, or when the row names all those
-fields as positional (then in their order).  Everything has a key.
+`Op.positional`, in parameter order, registers first.  An operand skips optional fields that do not take its form; a
+label may stand anywhere.  Words of enums and flags stand bare when only one field of the row knows them, or when the
+row names all those fields as positional (then in their order).  Everything has a key.
 """
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def _bind(row: Op, statement: Statement, scope: Scope) -> Bound:
 
 
 def _which(p: Plan, out: Bound, word: str, value: Value) -> tuple[Field, object]:
-    """A word several fields know belongs to the first of them not given yet, if the row names them all as positional."""
+    """A word several fields know belongs to the first of them not given yet, if the row names them all as
+    positional."""
     hits = p.clashes[word]
     if all(f.name in out.row.positional for f, _ in hits):
         free = [hit for hit in hits if hit[0].name not in out.values and hit[0].name not in out.words]
@@ -310,7 +311,7 @@ def usage(row: Op) -> str:
     p, out = plan(row), []
     for f in sorted(row.operands(), key=lambda f: not isinstance(f, RegField)):
         if isinstance(f, (RegField, LabelField)):
-            text = f.name if isinstance(f, LabelField) else f.name.replace("rd", "rD")
+            text = "rD" if f.name == "rd" else f.name.rstrip("_")
         elif isinstance(f, FlagField):
             text = key_of(f)
         else:

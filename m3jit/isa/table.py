@@ -59,6 +59,7 @@ class Op:
     why_slow: str = ""              # machine route: why it leaves compiled code
     source: str = ""
     syntax: str = ""                # named exception in frontend quirks, else ""
+    family: str = ""                # module that declares the row; a page of the reference
     positional: tuple[str, ...] = ()    # optional non-register operands also accepted without their key (COMPARE rA, 5)
     forms: tuple[str, ...] = ()     # rows the assembler tries when an operand does not fit this one; "<name>I" is
                                     # tried anyway (SUB rD, rA, 5 -> SUBI; LOADI rD, @x -> the row for symbols)
@@ -125,7 +126,7 @@ def op(code: int, name: str, *, sub: int | None = None, route: str = "value", **
         where = f"{body.__module__}:{body.__code__.co_firstlineno}"
         fields = _fields(body, name, where)
         row = Op(code=code, name=name, sub=sub, fields=fields, body=None if route == "absent" else body, route=route,
-                 doc=inspect.getdoc(body) or "", **info)
+                 doc=inspect.getdoc(body) or "", family=body.__module__.rpartition(".")[2], **info)
         _check(row, where)
         OPS.append(row)
         BY_KEY[row.key] = row
