@@ -218,7 +218,11 @@ def _kernel_text(stage: str, kernel: Any, engine: Any, arch: str) -> str:
 def group_text(number: int, g: Any) -> str:
     """A fused group: its domain, members, and what goes in and out."""
     how = "elementwise, flat" if g.flat else "row by row"
-    members = ", ".join(f"{n.op} ({n.where[1]} 0x{n.where[0]:04x})" for n in g.nodes)
+    by_instruction: dict[tuple[int, str], list[str]] = {}
+    for n in g.nodes:
+        by_instruction.setdefault(n.where, []).append(n.op)
+    members = "".join(f"\n    0x{pc:04x} {name}: {', '.join(ops)}" for (pc, name), ops in by_instruction.items())
     inputs = ", ".join(f"{n.op} {n.type} read {how_read}" for n, how_read in g.inputs)
-    return (f"group {number}: {how}, {list(g.lead)} x {g.columns}\n  members: {members}\n  reads: {inputs or 'nothing'}\n"
+    lead = " x ".join(map(str, g.lead))
+    return (f"group {number}: {how}, {lead + ' rows x ' if lead else ''}{g.columns}{members}\n  reads: {inputs or 'nothing'}\n"
             f"  gives: {', '.join(f'{n.op} {n.type}' for n in g.outputs) or 'nothing'}")

@@ -361,11 +361,18 @@ def verify_function(f: Function) -> None:
                 raise IRError(f"{f.name}: {b.name}: its end uses {a.op}, which is not defined there")
 
 
+def key_text(key: Any) -> str:
+    """A register or state in texts: R5, S0, flags, kvlen(S0,3)."""
+    if not isinstance(key, tuple):
+        return str(key)
+    return f"{key[0]}{key[1]}" if len(key) == 2 else f"{key[0]}({','.join(key_text(k) for k in key[1:])})"
+
+
 def print_function(f: Function) -> str:
     """Readable text, one node a line."""
     ids: dict[Node, str] = {}
     for key, n in f.inputs.items():
-        ids[n] = f"%{key}"
+        ids[n] = f"%{key_text(key)}"
 
     def ref(n: Node) -> str:
         if n.op == "imm":
@@ -375,9 +382,9 @@ def print_function(f: Function) -> str:
         return ids.setdefault(n, f"%{len(ids)}")
 
     def env(leave: Leave) -> str:
-        return ", ".join(f"{k}={ref(v)}" for k, v in leave.env.items())
+        return ", ".join(f"{key_text(k)}={ref(v)}" for k, v in leave.env.items())
 
-    head = ", ".join(f"%{k}: {n.type}" for k, n in f.inputs.items())
+    head = ", ".join(f"{ids[n]}: {n.type}" for n in f.inputs.values())
     out = [f"region {f.name}({head})"]
     out += [f"  guard {a} == {b}" for a, b in f.guards]
     for b in f.blocks:
