@@ -6,8 +6,8 @@
 
 What a fenced block means is said by its first line:
 
-    ```console              `$ ` commands, run by one shell in a fresh folder for each document, each followed by its output
-                            (both streams); `...` stands for any part of a line, on a line of its own for any lines
+    ```console              `$ ` commands, run by one shell in a fresh folder for each document, each followed by its
+                            output (both streams); `...` stands for any part of a line, alone on a line for any lines
     ```console slow         the same, but run only with --slow (minutes, a network, a downloaded model)
     ```m3asm NAME.m3asm     a file of that folder (any language word and any file name); it is formatted if it is .m3asm
     ```m3asm                a fragment: it must assemble
@@ -74,7 +74,8 @@ class Block:
 
 def documents() -> list[Path]:
     """Everything that is documentation (generated reference pages too: their links are checked)."""
-    return [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if p.exists() and "dev" not in p.parts]
+    found = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    return [p for p in found if p.exists() and "dev" not in p.relative_to(ROOT).parts]
 
 
 def blocks(text: str) -> list[Block]:
@@ -108,8 +109,8 @@ def environment(folder: Path) -> dict[str, str]:
         shim.chmod(0o755)
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("M3", "PYTEST"))}
     cache = os.environ.get("M3JIT_DOCS_CACHE") or str(folder / ".cache")
-    return keep | {"PATH": f"{shims}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "M3JIT_CACHE_DIR": cache,
-                   "COLUMNS": "110", "TERM": "dumb", "LC_ALL": "C.UTF-8"}
+    return keep | {"PATH": f"{shims}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
+                   "M3JIT_CACHE_DIR": cache, "COLUMNS": "110", "TERM": "dumb", "LC_ALL": "C.UTF-8"}
 
 
 def run(commands: list[Command], folder: Path) -> list[list[str]]:
@@ -154,6 +155,7 @@ def check_commands(document: Path, slow: bool = False, write: bool = False) -> l
         return []
     with tempfile.TemporaryDirectory(prefix="m3jit-docs-") as name:
         folder = Path(name)
+        (folder / "examples").symlink_to(ROOT / "examples")
         for b in found:
             if b.file:
                 (folder / b.file).parent.mkdir(parents=True, exist_ok=True)

@@ -25,8 +25,9 @@ from m3jit.frontend.binding import key_of, usage  # noqa: E402
 from m3jit.frontend.disassembler import instruction_text  # noqa: E402
 from m3jit.frontend.numbers import format_float  # noqa: E402
 from m3jit.isa import families  # noqa: E402
-from m3jit.isa.fields import (REQUIRED, STATE, EnumField, Field, FlagField, FlaggedEnum, IntOrReg, LabelField,  # noqa: E402
-                              Number, PayloadReg, PrecisionField, Reg, RegField, RegList, ShapeField, SymbolField)
+from m3jit.isa.fields import (REQUIRED, STATE, EnumField, Field, FlagField, FlaggedEnum, IntOrReg,  # noqa: E402
+                              LabelField, Number, PayloadReg, PrecisionField, RegField, RegList, ShapeField,
+                              SymbolField)
 from m3jit.isa.quirks import QUIRKS  # noqa: E402
 from m3jit.isa.table import ESCAPES, OPS, RESERVED, Op, load_table  # noqa: E402
 
@@ -36,13 +37,13 @@ PAYLOAD = "01010003"                               # of an extension's example: 
 NO_WORD = 2 ** 64 - 1                              # default of an absent string operand
 
 TITLES = {                                         # a family without an entry is called by its module's name
-    "alu": "Scalar operations", "checkpoints": "Checkpoints", "cluster": "Clusters", "contexts": "Contexts and snapshots",
-    "control": "Control flow", "deadlines_clock": "Deadlines and clocks", "devices": "Devices and placement",
+    "alu": "Scalar operations", "cluster": "Clusters", "contexts": "Contexts and snapshots", "control": "Control flow",
+    "deadlines_clock": "Deadlines and clocks", "devices": "Devices and placement",
     "elementwise": "Elementwise operations", "escape_ops": "Carriers of extensions", "io": "Streams and the outside",
     "kv_tiers": "Tiers of KV streams", "layout": "Moves of tensors", "learning": "Learning and retrieval",
-    "locks": "Locks", "memory": "Addressed memory", "reduce": "Orderings and reductions",
-    "sampling": "Randomness and digests", "security": "Keys, encryption, compression",
-    "ssm_audio": "State-space scans and audio", "storage_power": "Storage tiers, power", "system": "Models and the machine",
+    "memory": "Addressed memory", "reduce": "Orderings and reductions", "sampling": "Randomness and digests",
+    "security": "Keys, encryption, compression", "ssm_audio": "State-space scans and audio",
+    "storage_power": "Storage tiers, power", "system": "Models and the machine",
     "tensor": "Making and converting tensors", "tracing": "Trace spans", "transformer": "Transformer parts",
 }
 
@@ -133,7 +134,8 @@ def kind(f: Field) -> str:
         bare = isinstance(f, PrecisionField) or f.bare
         return ("one word of: " if bare else f"`{key_of(f)}=` one of: ") + " ".join(f"`{w}`" for w in f.words)
     if isinstance(f, FlagField):
-        return f"flag: the word alone, or `{key_of(f)}=0` / `=1`" + (f"; the opposite word is `{f.off_word}`" if f.off_word else "")
+        off = f"; the opposite word is `{f.off_word}`" if f.off_word else ""
+        return f"flag: the word alone, or `{key_of(f)}=0` / `=1`{off}"
     if isinstance(f, SymbolField):
         return {"string": 'text: `"…"`', "value": "`@name` or `@model:tensor`", "address": "`&name`"}[f.what]
     if isinstance(f, IntOrReg):
@@ -238,7 +240,7 @@ def section(row: Op) -> str:
     size = f"{fixed} bytes" if fixed else "64 bytes or more"
     first, *rest = row.doc.split("\n\n")
     text, frame = example(row)
-    tail = tail_key(row)
+    tail = f', [{tail_key(row)}="hexadecimal digits"]' if tail_key(row) else ""
     facts = [("Aliases", ", ".join(f"`{a}`" for a in row.aliases)), ("Result shape", cell(row.shape)),
              ("Element types", cell(row.dtypes)), ("Also reads", ", ".join(row.reads)),
              ("Also writes", ", ".join(row.writes)), ("State lives in", cell(row.state.home)),
@@ -249,7 +251,7 @@ def section(row: Op) -> str:
     bytes_ = [span(a, b) if not (open_end and b == row.size - 1) else f"{a}…" for a, b, _ in laid]
     return "\n\n".join([
         f"## {row.name}", f"`{number(row)}` · {size} · {route(row)}", f"**{prose(' '.join(first.split()))}**",
-        *(prose(p) for p in rest), "```text\n" + usage(row) + (f', [{tail}="hexadecimal digits"]' if tail else "") + "\n```",
+        *(prose(p) for p in rest), f"```text\n{usage(row)}{tail}\n```",
         table(("byte", *bytes_), [("holds", *(what for _, _, what in laid))]), operands(row),
         "\n".join(f"- {name}: {value}" for name, value in facts if value),
         f"Example: `{text}`", f"```text\n{hexadecimal(frame)}\n```"]) + "\n"
@@ -282,17 +284,17 @@ def page(family: str) -> str:
 
 INDEX_INTRO = """# Instruction reference
 
-Every opcode of the M³-AVM instruction set as this version of m3jit has it: {codes} numbers in {rows} rows (a number whose
-first payload byte is a sub-operation has a row for each), {reserved} numbers reserved. {executable} numbers execute;
-the others assemble, disassemble, verify and are documented, and trap when they are reached. The pages are
+Every opcode of the M³-AVM instruction set as this version of m3jit has it: {codes} numbers in {rows} rows (a number
+whose first payload byte is a sub-operation has a row for each), {reserved} numbers reserved. {executable} numbers
+execute; the others assemble, disassemble, verify and are documented, and trap when they are reached. The pages are
 generated from the table in `m3jit/isa`, which the assembler, disassembler, verifier, interpreter and compiler read
 too; `m3jit ops NAME` prints the same facts on the terminal. The frame, the register banks and the text form are
 explained in [assembly.md](../assembly.md).
 
-How to read an entry: the first line is the value in a formula; then edge cases and what traps. *Bytes* are positions in the
-frame, little-endian; `255` in a register byte means absent. *compiled* rows become native code; *slow path* rows are
-executed by the interpreter between compiled regions, for the reason given. What ABORT does stands at every row,
-because every instruction must say what a rollback means for it.
+How to read an entry: the first line is the value in a formula; then edge cases and what traps. *Bytes* are positions
+in the frame, little-endian; `255` in a register byte means absent. *compiled* rows become native code; *slow path*
+rows are executed by the interpreter between compiled regions, for the reason given. What ABORT does stands at every
+row, because every instruction must say what a rollback means for it.
 """
 
 
