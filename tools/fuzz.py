@@ -3,10 +3,10 @@
     python tools/fuzz.py --target assemble --seconds 120
     python tools/fuzz.py --target load --seconds 120 --seed 7 --crashes build/crashes
 
-With atheris installed it drives the search; without, a mutation fuzzer keeps every input that reaches a new edge between
-lines of m3jit/frontend and m3jit/isa.  An input is a find when anything but the declared errors comes out, when it takes
-longer than the limit, or when what is accepted does not survive the round trip.  Finds are written as files and make
-the exit status 1; each should become a test.
+With atheris installed it drives the search; without, a mutation fuzzer keeps every input that reaches a new edge
+between lines of m3jit/frontend and m3jit/isa.  An input is a find when anything but the declared errors comes out, when
+it takes longer than the limit, or when what is accepted does not survive the round trip.  Finds are written as files
+and make the exit status 1; each should become a test.
 """
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from typing import Callable
 
 import xxhash
 
-from m3jit.frontend import (AssemblyError, Cfg, ContainerError, assemble, disassemble, format_source, liveness, load, verify)
+from m3jit.frontend import (AssemblyError, Cfg, ContainerError, assemble, disassemble, format_source, liveness, load,
+                            verify)
 from m3jit.isa.table import OPS, load_table
 
 load_table()
@@ -183,7 +184,8 @@ def fuzz(target: str, seconds: float, seed: int, crashes: str) -> int:
     check, rng, coverage = TARGETS[target], random.Random(seed), Coverage()
     corpus = seeds(target)
     tokens = [r.name.encode() for r in OPS] + [w.encode() for w in
-              (".data ", ".text\n", ".func f(rA)\n", ".str ", ".f32 ", "[", "]", ",", "=", "\n", " ", '"', "@x", "&x", "rX", "R255",
+              (".data ", ".text\n", ".func f(rA)\n", ".str ", ".f32 ", "[", "]", ",", "=", "\n", " ", '"', "@x", "&x",
+               "rX", "R255",
                "nan:0x7fc00000", "0x1p3", "80ms", ": ", "L_0040", ".loc ", ".org ", ".reg ", ".equ ", "_")]
     for data in corpus:
         coverage.run(check, data)
@@ -207,7 +209,8 @@ def fuzz(target: str, seconds: float, seed: int, crashes: str) -> int:
             corpus.append(data)
         if time.monotonic() - shown > 10:
             shown = time.monotonic()
-            print(f"{target}: {runs} runs, {len(corpus)} inputs kept, {len(coverage.seen)} edges, {finds} finds", flush=True)
+            print(f"{target}: {runs} runs, {len(corpus)} inputs kept, {len(coverage.seen)} edges, {finds} finds",
+                  flush=True)
     print(f"{target}: {runs} runs, {len(corpus)} inputs kept, {len(coverage.seen)} edges, {finds} finds")
     return finds
 

@@ -6,7 +6,7 @@ mnemonic appears here: rows come from the table, their text from `binding`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Iterable
 
 import m3jit
@@ -16,10 +16,9 @@ from m3jit.frontend.errors import AssemblyError, SourceError, suggest
 from m3jit.frontend.lexer import Source, Token, split, unquote
 from m3jit.frontend.naming import NameTable, Place
 from m3jit.frontend.operand_text import TextError
-from m3jit.frontend.program import (Line, Program, Reloc, SymbolKind, patch, reloc_word, required_mask, sort_symbols)
+from m3jit.frontend.program import Line, Program, patch, reloc_word, required_mask, sort_symbols
 from m3jit.frontend.scopes import RegisterScope
-from m3jit.frontend.source_data import TYPES
-from m3jit.frontend.syntax import Statement, Value, parse
+from m3jit.frontend.syntax import Statement, parse
 from m3jit.isa import extension_rows
 from m3jit.isa.escape import escape_length
 from m3jit.isa.fields import EncodingError

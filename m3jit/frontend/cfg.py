@@ -1,9 +1,9 @@
 """Control-flow graph of a program: basic blocks, edges, loops, and which registers are live where.
 
 Edges follow `Op.control`: "jump", "branch" and "interrupt" go to their label (the latter two also to the next
-instruction), "call" to its callee and, when that returns, to the next instruction, "spawn" starts a context at its label
-(if given) and goes on, "halt" and "ret" end a path.  "abort" goes on, and with a flag set it may instead go back to just
-behind any instruction that captured the registers.  Everything else goes on.
+instruction), "call" to its callee and, when that returns, to the next instruction, "spawn" starts a context at its
+label (if given) and goes on, "halt" and "ret" end a path.  "abort" goes on, and with a flag set it may instead go back
+to just behind any instruction that captured the registers.  Everything else goes on.
 """
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Iterator
 
 from m3jit.frontend.program import Program, RelocKind, SymbolKind
-from m3jit.isa.fields import ABSENT, GPR, STATE, FlagField, IntOrReg, LabelField, PayloadReg, Reg, RegField, RegList, ShapeField
+from m3jit.isa.fields import (ABSENT, GPR, STATE, FlagField, IntOrReg, LabelField, PayloadReg, Reg, RegField, RegList,
+                              ShapeField)
 from m3jit.isa.table import Instruction
 
 ENDS = ("halt", "ret", "jump")                # nothing falls through
@@ -110,8 +111,9 @@ def must_read(ins: Instruction) -> frozenset[Reg]:
         value = ins.args[f.name]
         if isinstance(f, RegList) and f.both:
             optional.update(value)
-        elif isinstance(f, (RegField, PayloadReg)) and value is not None and (f.both or "null" in f.kinds or "any" in f.kinds):
-            optional.add(value)
+        elif isinstance(f, (RegField, PayloadReg)) and value is not None:
+            if f.both or "null" in f.kinds or "any" in f.kinds:
+                optional.add(value)
     return registers_of(ins)[0] - optional
 
 
@@ -319,8 +321,8 @@ class Cfg:
             notes = [w for w, on in (("entry", b.start in self.entries), ("loop", b.start in headers),
                                      ("unreachable", b.start not in self.reachable)) if on]
             name = self.program.label_at(b.start)
-            out.append(f"block 0x{b.start:04x}{f' {name}' if name else ''}{f' ({chr(44).join(notes)})' if notes else ''}"
-                       f" live-in {_names(live.live_in[b.start])}")
+            title = f"block 0x{b.start:04x}" + (f" {name}" if name else "") + (f" ({','.join(notes)})" if notes else "")
+            out.append(f"{title} live-in {_names(live.live_in[b.start])}")
             out += [f"    0x{pc:04x} {listing.instruction(pc, ins)}" for pc, ins in b.instructions]
             out += [f"    -> 0x{e.target:04x} {e.kind}" for e in b.successors]
         return "\n".join(out)
@@ -385,7 +387,8 @@ def _returned(cfg: Cfg) -> dict[int, frozenset[Reg]]:
     for b in cfg.blocks.values():
         for e in b.successors:
             if e.kind == "call":
-                args = max((len(b.last.args[f.name]) for f in b.last.op.operands() if isinstance(f, RegList)), default=0)
+                args = max((len(b.last.args[f.name]) for f in b.last.op.operands() if isinstance(f, RegList)),
+                           default=0)
                 counts[e.target] = max(counts.get(e.target, 0), args)
     most: dict[int, int] = {}
     for entry, n in counts.items():

@@ -10,9 +10,9 @@
 
 Sections (little-endian; `str` = u32 length and UTF-8 bytes): TEXT 1 frames; DATA 2 bytes; SYMBOLS 3: u32 count, then
 each u8 kind, u8 exported, u16 zero, u32 scope, u64 value, u64 size, u32 dtype, u8 rank, u32 x rank, str name, str text,
-u8 params, str x params; RELOCS 4: u32 count, then each u8 section, u8 kind, u16 zero, u32 symbol, u64 offset, i64 addend;
-LINES 5: u32 files, str x files, u32 count, then each u32 pc, u32 file, u32 line; IMPORTS 6: u32 count, then str path, str
-namespace; META 7: u32 count, then str key, str value, keys ascending.  An empty section is left out.
+u8 params, str x params; RELOCS 4: u32 count, then each u8 section, u8 kind, u16 zero, u32 symbol, u64 offset, i64
+addend; LINES 5: u32 files, str x files, u32 count, then each u32 pc, u32 file, u32 line; IMPORTS 6: u32 count, then str
+path, str namespace; META 7: u32 count, then str key, str value, keys ascending.  An empty section is left out.
 
 Version: the major must match, a lower minor is read, a higher one refused.
 """
@@ -87,7 +87,8 @@ def _relocs(relocs: list[Reloc]) -> bytes:
     if not relocs:
         return b""
     return struct.pack("<I", len(relocs)) + b"".join(
-        struct.pack("<BBHIQq", 1 if r.section == "TEXT" else 2, r.kind, 0, r.symbol, r.offset, r.addend) for r in relocs)
+        struct.pack("<BBHIQq", 1 if r.section == "TEXT" else 2, r.kind, 0, r.symbol, r.offset,
+                    r.addend) for r in relocs)
 
 
 def _lines(lines: list[Line]) -> bytes:
@@ -193,7 +194,8 @@ def _header(data: bytes, name: str) -> dict[str, int]:
         raise ContainerError(name, 0, f"a file of {len(data)} bytes; {MAX_FILE} are allowed")
     major, minor, required, optional, length, entry, sections, zero, zero2 = struct.unpack_from("<HHQQQQIIQ", data, 4)
     if major != MAJOR or minor > MINOR:
-        raise ContainerError(name, 4, f"container version {major}.{minor}; this m3jit reads {MAJOR}.0 to {MAJOR}.{MINOR}")
+        raise ContainerError(name, 4, f"container version {major}.{minor}; this m3jit reads {MAJOR}.0 "
+                             f"to {MAJOR}.{MINOR}")
     if length != len(data):
         raise ContainerError(name, 24, f"the header says {length} bytes, the file has {len(data)}")
     if sections > len(SECTIONS):
@@ -208,7 +210,8 @@ def _header(data: bytes, name: str) -> dict[str, int]:
         raise ContainerError(name, 44, "reserved header bytes are not zero")
     unknown = required & ~int(SUPPORTED)
     if unknown:
-        raise ContainerError(name, 8, f"the program requires {', '.join(names(unknown))}, which this m3jit does not have; "
+        raise ContainerError(name, 8, f"the program requires {', '.join(names(unknown))}, which this m3jit does not "
+                             "have; "
                              "a newer version may")
     return {"required": required, "optional": optional, "entry": entry, "sections": sections}
 

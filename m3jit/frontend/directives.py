@@ -45,7 +45,8 @@ class Directives:
             ".equ": self._equ, ".reg": self._reg, ".func": self._func, ".extern": self._extern,
             ".global": self._global, ".import": self._import, ".model": self._model, ".entry": self._entry,
             ".meta": self._meta}
-        self.second: dict[str, Callable[[Statement], None]] = {".func": self._enter, ".loc": self._loc, ".org": self._org}
+        self.second: dict[str, Callable[[Statement], None]] = {
+            ".func": self._enter, ".loc": self._loc, ".org": self._org}
         self.sections = {".text": "TEXT", ".data": "DATA"}
 
     @property
@@ -109,7 +110,8 @@ class Directives:
         name, value = self._count(s, 2, 2, "a name and a register")
         token, reg = self._word(name, "a name"), physical(value.text)
         if reg is None:
-            raise TextError(value, f"{value.text} is not a register", "registers are R0..R255, V0..V31, S0..S63, SP0..SP18")
+            raise TextError(value, f"{value.text} is not a register",
+                            "registers are R0..R255, V0..V31, S0..S63, SP0..SP18")
         if physical(token.text) or token.text == "_":
             raise TextError(name, f"{token.text} is a register itself")
         self.run.names.pin(token, reg, self.run.scope)
@@ -203,7 +205,8 @@ class Directives:
         if self.run.section != "DATA":
             raise TextError(value, ".org belongs to .data")
         if not len(data) <= offset <= MAX_BLOB:
-            raise TextError(value, f"offset {offset} is before the end of the data so far ({len(data)}) or over {MAX_BLOB}")
+            raise TextError(value, f"offset {offset} is before the end of the data so far ({len(data)}) or over "
+                            f"{MAX_BLOB}")
         data.extend(bytes(offset - len(data)))
         self.org = offset
 

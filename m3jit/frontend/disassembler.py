@@ -36,7 +36,8 @@ def instruction_text(program: Program, pc: int, ins: Instruction) -> str:
 
 
 class Listing:
-    """One listing: `run()` for all of it, `instruction(pc, ins)` for one line.  Also the `operand_text.Names` of the instruction at hand (`pc`, `row`)."""
+    """One listing: `run()` for all of it, `instruction(pc, ins)` for one line.  Also the `operand_text.Names` of the
+    instruction at hand (`pc`, `row`)."""
 
     def __init__(self, p: Program, strip: bool = True, offsets: bool = False):
         self.p, self.strip, self.offsets = p, strip, offsets

@@ -39,7 +39,8 @@ def _window(line: str, column: int) -> tuple[str, int]:
         return line, column
     start = max(0, min(column - MAX_SHOWN // 2, len(line) - MAX_SHOWN))
     part = line[start:start + MAX_SHOWN]
-    return ("..." if start else "") + part + ("..." if start + MAX_SHOWN < len(line) else ""), column - start + 3 * bool(start)
+    before, after = "..." if start else "", "..." if start + MAX_SHOWN < len(line) else ""
+    return before + part + after, column - start + len(before)
 
 
 class AssemblyError(UserError):

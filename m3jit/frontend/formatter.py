@@ -1,8 +1,8 @@
 """`m3jit fmt`: one canonical layout of a source; comments stay, and the program's bytes do not change.
 
-Labels at the margin, instructions indented by four, one statement a line, operands separated by ", ", mnemonics and keys
-in capitals, directives in small letters, comments two blanks behind the code or at the depth of the next statement, at
-most one empty line in a row.  A statement that was written on several lines stays on several lines.
+Labels at the margin, instructions indented by four, one statement a line, operands separated by ", ", mnemonics and
+keys in capitals, directives in small letters, comments two blanks behind the code or at the depth of the next
+statement, at most one empty line in a row.  A statement that was written on several lines stays on several lines.
 """
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def _statement(source: Source, line: LogicalLine) -> list[str]:
     for t in tokens[n if not data else 0:]:
         rows.setdefault(t.line, []).append(t)
     last = tokens[-1].line
-    plain = head is None or not head.text.startswith(".") and not (n + 1 < len(tokens)
-                                                                     and tokens[n + 1].text.lower() == ".equ")
+    equ = n + 1 < len(tokens) and tokens[n + 1].text.lower() == ".equ"
+    plain = head is None or not head.text.startswith(".") and not equ
     for k, (number, row) in enumerate(rows.items()):
         margin = INDENT if plain else ""
         if k:
@@ -126,7 +126,8 @@ def _gap(before: Token | None, t: Token, head: Token | None, line: LogicalLine) 
     if head is not None and (head.text.startswith(".") and head.text.lower() not in TYPES or t is head
                              or t.text.lower() == ".equ" or _second(line) == ".equ"):
         return " "
-    if head is not None and head.text.lower() in TYPES and (before.kind == "]" and t.kind == "[" and _depth(line, t) == 0):
+    typed = head is not None and head.text.lower() in TYPES
+    if typed and before.kind == "]" and t.kind == "[" and _depth(line, t) == 0:
         return " "
     return ", "
 

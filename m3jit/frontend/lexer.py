@@ -81,7 +81,8 @@ def _continues(current: LogicalLine, tokens: list[Token], indent: int) -> bool:
         return True
     if tokens[0].kind == "]" and _depth(current.tokens) > 0:
         return True
-    return last != ":" and indent > current.indent and len(tokens) > 2 and tokens[0].kind == "word" and tokens[1].kind == "="
+    keyed = len(tokens) > 2 and tokens[0].kind == "word" and tokens[1].kind == "="
+    return keyed and last != ":" and indent > current.indent
 
 
 def _depth(tokens: list[Token]) -> int:
@@ -91,7 +92,8 @@ def _depth(tokens: list[Token]) -> int:
 def _tokens(source: Source, raw: str, number: int) -> list[Token]:
     out: list[Token] = []
     if len(raw) > MAX_LINE:
-        source.errors.append(source.error(None, f"a line of {len(raw)} characters; {MAX_LINE} are allowed", line=number))
+        source.errors.append(source.error(None, f"a line of {len(raw)} characters; {MAX_LINE} are allowed",
+                                          line=number))
         return out
     at = 0
     while at < len(raw):
@@ -132,7 +134,8 @@ _ESCAPE = re.compile(r"\\(?:u\{([0-9a-fA-F]{1,6})\}|x([0-9a-fA-F]{2})|(.))", re.
 
 
 def unquote(text: str) -> str:
-    r"""A string token's value: \n \t \r \0 \\ \" \xHH (a code point below 256) and \u{HHHHHH}.  ValueError otherwise."""
+    r"""A string token's value: \n \t \r \0 \\ \" \xHH (a code point below 256) and \u{HHHHHH}.  ValueError
+    otherwise."""
     def one(m: re.Match) -> str:
         if m[3] is not None:
             if m[3] not in _ESCAPES:

@@ -1,9 +1,10 @@
 """Several programs to one.
 
 TEXT and DATA are put one after the other; a name one program declares `.extern` and another exports becomes that
-code or value; `ns.name` of an `.import` is looked up among the exports of that module.  Names nobody exports stay local:
-when two modules use one name for different things, the later one gets `.2`, `.3` ... behind it.  Named S registers belong
-to the whole program: one name is one register, and a later module's other names move to registers nobody uses.
+code or value; `ns.name` of an `.import` is looked up among the exports of that module.  Names nobody exports stay
+local: when two modules use one name for different things, the later one gets `.2`, `.3` ... behind it.  Named S
+registers belong to the whole program: one name is one register, and a later module's other names move to registers
+nobody uses.
 """
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from typing import Iterable
 from m3jit.frontend.cfg import registers_of
 from m3jit.frontend.errors import ContainerError, LinkError, suggest
 from m3jit.frontend.pool import StringPool, named_strings, pool_start
-from m3jit.frontend.program import (NO_SYMBOL, Import, Line, Program, Reloc, RelocKind, Symbol, SymbolKind, patch, reloc_word,
+from m3jit.frontend.program import (NO_SYMBOL, Import, Line, Program, Reloc, RelocKind, Symbol, SymbolKind, patch,
+                                    reloc_word,
                                     required_mask, sort_symbols)
 from m3jit.isa.fields import BANK_SIZES, STATE, Reg
 from m3jit.isa.table import encode
@@ -144,7 +146,8 @@ class _Linker:
         """A module's TEXT with its named S registers moved out of the way of those before it."""
         named = {s.register.index: s.name for s in m.program.symbols
                  if s.kind == SymbolKind.REGISTER and s.register.bank == STATE}
-        mine = {r.index for _, ins in m.program.instructions for part in registers_of(ins) for r in part if r.bank == STATE}
+        mine = {r.index for _, ins in m.program.instructions for part in registers_of(ins) for r in part
+                if r.bank == STATE}
         m.states = {n: self.states[name] for n, name in named.items() if name in self.states}
         taken = self.states_used | (mine - set(named)) | set(m.states.values())
         for n, name in named.items():
@@ -179,7 +182,8 @@ class _Linker:
                     continue
                 if s.name in out and i not in imported:
                     first = self.modules[out[s.name][0]].program.name
-                    self.problems.append(f"{m.program.name}: {s.name} is exported by {first} too; rename one, or import "
+                    self.problems.append(f"{m.program.name}: {s.name} is exported by {first} too; rename one, or "
+                                         "import "
                                          "the module under a namespace")
                 out.setdefault(s.name, (i, j))
         return out
@@ -239,7 +243,8 @@ class _Linker:
                 if s.exported and s.name == rest:
                     return other.index[j]
             names = [s.name for s in other.program.symbols if s.exported]
-            self._undefined(m, name, f"{other.program.name} does not export {rest}", suggest(rest, names, f"{namespace}."))
+            self._undefined(m, name, f"{other.program.name} does not export {rest}",
+                            suggest(rest, names, f"{namespace}."))
         elif name in exports:
             i, j = exports[name]
             return self.modules[i].index[j]

@@ -232,7 +232,8 @@ class Place:
         reg = self.names.find_register(value.text, self.scope) if value.kind == "word" else None
         if reg is None:
             hint = suggest(value.text, self.scope.names) if value.kind == "word" else ""
-            raise TextError(value, f"{value.text} is not a register", hint or "registers are R0..R255, V0..V31, S0..S63, "
+            raise TextError(value, f"{value.text} is not a register",
+                            hint or "registers are R0..R255, V0..V31, S0..S63, "
                             "SP0..SP18, or names such as rX")
         return reg
 

@@ -1,8 +1,8 @@
 """Numbers of the assembly language: every literal form, rounded once to the width it is written for.
 
 Integers: decimal, 0x, 0b, with `_` between digits and a sign.  Floats: decimal, hexadecimal (`0x1.8p-3`), `inf`, `nan`,
-`nan:0xBITS` (exactly these bits of the field's own width).  Durations: a number with ns, us, ms, s, min or h gives whole
-nanoseconds.
+`nan:0xBITS` (exactly these bits of the field's own width).  Durations: a number with ns, us, ms, s, min or h gives
+whole nanoseconds.
 """
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import numpy as np
 
 from m3jit.isa.fields import RawF32
 
-DURATIONS = {"ns": 1, "us": 10 ** 3, "\u00b5s": 10 ** 3, "ms": 10 ** 6, "s": 10 ** 9, "min": 60 * 10 ** 9, "h": 3600 * 10 ** 9}
+DURATIONS = {"ns": 1, "us": 10 ** 3, "\u00b5s": 10 ** 3, "ms": 10 ** 6, "s": 10 ** 9, "min": 60 * 10 ** 9,
+             "h": 3600 * 10 ** 9}
 MAX_DIGITS = 400                   # characters of one literal; nothing in the language needs more
 _WIDTHS = {"e": (11, -14, 15), "f": (24, -126, 127), "d": (53, -1022, 1023), "b": (8, -126, 127)}   # b: bfloat16
 

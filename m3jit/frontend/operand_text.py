@@ -117,7 +117,8 @@ class _Number(Codec):
                 raise TextError(value, str(e)) from None
         n, (lo, hi) = _integer(value, scope), field.bounds()
         if not lo <= n <= hi:
-            raise TextError(value, f"{value.text} is outside {lo}..{hi}, the range of {field.name} ({field.describe()})")
+            raise TextError(value, f"{value.text} is outside {lo}..{hi}, the range of {field.name} "
+                            f"({field.describe()})")
         return n
 
     def show(self, field, arg, names): return format_float(arg, field.fmt) if field.is_float else str(arg)

@@ -20,7 +20,7 @@ from m3jit.isa.table import ESCAPES, NO_DEADLINE, Instruction
 from m3jit.isa.types import BY_CODE, Tensor
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
-LOCAL_LABEL = re.compile(r"L_[0-9a-f]{4,}\Z")       # labels of this form are local to a source, SYMBOLS does not hold them
+LOCAL_LABEL = re.compile(r"L_[0-9a-f]{4,}\Z")       # such labels are local to a source, SYMBOLS does not hold them
 REGION_TEXT, REGION_GLOBAL = 0, 1
 NO_SYMBOL = 0xFFFFFFFF             # a relocation against the DATA section itself
 
@@ -157,7 +157,8 @@ class Program:
             raise ContainerError(self.name, offset, f"no string there: DATA has {len(self.data)} bytes")
         n = int.from_bytes(self.data[offset:offset + 4], "little")
         if n > len(self.data) - offset - 4:
-            raise ContainerError(self.name, offset, f"a string of {n} bytes runs past the {len(self.data)} bytes of DATA")
+            raise ContainerError(self.name, offset,
+                                 f"a string of {n} bytes runs past the {len(self.data)} bytes of DATA")
         try:
             return self.data[offset + 4:offset + 4 + n].decode("utf-8")
         except UnicodeDecodeError as e:

@@ -5,7 +5,8 @@ import bisect
 from typing import Iterator
 
 from m3jit.frontend.errors import Finding
-from m3jit.frontend.program import (LOCAL_LABEL, NAME, NO_SYMBOL, Program, Reloc, RelocKind, Symbol, SymbolKind, reloc_word,
+from m3jit.frontend.program import (LOCAL_LABEL, NAME, NO_SYMBOL, Program, Reloc, RelocKind, Symbol, SymbolKind,
+                                    reloc_word,
                                     required_mask)
 from m3jit.frontend.scopes import IMPLICIT, MAX_PARAMS, bank_of, physical
 from m3jit.isa.capabilities import names
@@ -14,7 +15,8 @@ from m3jit.isa.table import Instruction, decode, load_table
 from m3jit.isa.types import BOOL, BY_CODE, I64
 
 MAX_FINDINGS = 1000
-_WHERE = {RelocKind.BRANCH: "branch", RelocKind.STRING: "string", RelocKind.VALUE: "value", RelocKind.ADDRESS: "address"}
+_WHERE = {RelocKind.BRANCH: "branch", RelocKind.STRING: "string", RelocKind.VALUE: "value",
+          RelocKind.ADDRESS: "address"}
 
 
 def verify(program: Program) -> list[Finding]:
@@ -279,7 +281,8 @@ def _target_problem(p: Program, r: Reloc, s: Symbol | None) -> str:
         if kind not in (None, SymbolKind.STRING) or kind is not None and r.addend:
             return "a string relocation names a string, or a place in DATA"
         return string_problem(p, (s.value if s else 0) + r.addend)
-    if r.kind == RelocKind.VALUE and (kind in (None, SymbolKind.LABEL, SymbolKind.FUNC, SymbolKind.REGISTER) or r.addend):
+    if r.kind == RelocKind.VALUE and (kind in (None, SymbolKind.LABEL, SymbolKind.FUNC,
+                                               SymbolKind.REGISTER) or r.addend):
         return "it names nothing that has a value"
     if r.kind == RelocKind.ADDRESS:
         if kind == SymbolKind.REGISTER:

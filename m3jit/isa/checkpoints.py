@@ -1,5 +1,5 @@
 """Checkpoints of a context's state on disk (0xFA, 0xFB)."""
-from m3jit.isa.fields import NO_STRING, R1, U8, Enum, PayloadFlag, Rd, Text
+from m3jit.isa.fields import NO_STRING, R1, Enum, PayloadFlag, Rd, Text
 from m3jit.isa.table import StateDoc, op
 
 SAVED = StateDoc("a file, outside the context root", "not captured", "not rolled back: a written checkpoint stays")
@@ -16,7 +16,8 @@ def checkpoint_save(m, what: R1("snapshot", "state", "tensor") = None, rd: Rd("i
 
 @op(0xFB, "CHECKPOINT_RESTORE", route="absent", state=RESTORED, source="write-ahead logging", positional=("path",),
     writes=("memory", "rng"))
-def checkpoint_restore(m, rd: Rd("snapshot", "state", "tensor"), path: Text[0] = NO_STRING, verify: PayloadFlag(0)[8] = True):
+def checkpoint_restore(m, rd: Rd("snapshot", "state", "tensor"), path: Text[0] = NO_STRING,
+                       verify: PayloadFlag(0)[8] = True):
     """rd = what CHECKPOINT_SAVE wrote to PATH; a snapshot is put back by RESTORE or ABORT.
 
     VERIFY checks the file's hashes.  Errors: a missing or damaged file; one of another program."""

@@ -6,8 +6,8 @@ Status: 0 done, 1 deadline passed, 2 no such node or context, 3 refused.
 """
 import inspect
 
-from m3jit.isa.fields import (NO_STRING, F32, R1, R2, R3, I64, Enum, IntOrReg, Label, PayloadFlag, PayloadReg, Rd, Text, U8, U16, U32,
-                              U64)
+from m3jit.isa.fields import (NO_STRING, R1, I64, Enum, IntOrReg, Label, PayloadFlag, PayloadReg, Rd, Text, U8, U16,
+                              U32, U64)
 from m3jit.isa.table import StateDoc, op
 
 MEMBERS = StateDoc("cluster membership and messages, outside the context root", "not captured", "not rolled back")
@@ -32,8 +32,8 @@ def spawn(m, rd: Rd("context"), entry: Label[0], node: NODE[4, 8] = 0, priority:
 def signal(m, rd: Rd("int") = None, kind: Enum(SIGNALS)[0] = "PING", node: NODE[4, 8] = 0, ctx: ANY_NUMBER[12, 20] = 0):
     """Send a control signal to context CTX of NODE; rd = status.
 
-    ABORT restores the target's newest live snapshot; FORK_REQ asks it for a snapshot at its next commit point; HALT ends
-    it; INTERRUPT makes its IF_INTERRUPT true; PING only asks whether it lives.  Signals carry no data."""
+    ABORT restores the target's newest live snapshot; FORK_REQ asks it for a snapshot at its next commit point; HALT
+    ends it; INTERRUPT makes its IF_INTERRUPT true; PING only asks whether it lives.  Signals carry no data."""
 
 
 def send(m, src: R1, rd: Rd("int") = None, node: NODE[0, 4] = 0, offset: U64[5] = 0, len: U32[13] = 0,
@@ -82,8 +82,9 @@ def gather_remote(m, rd: Rd, src: R1, axis: U8[0] = 0, nodes: U64[1] = 0, barrie
     """rd = the tensors of all NODES joined along AXIS, in order of node number.  Errors: shapes that do not fit."""
 
 
-_BASIC = ((0x1A, "REMOTE_SPAWN", spawn, SPAWNED), (0x1B, "SIGNAL", signal, MEMBERS), (0x1C, "SEND_TENSOR", send, STAGED),
-          (0x1D, "BARRIER", barrier, MEMBERS), (0x4A, "MULTICAST", multicast, STAGED), (0x4B, "MIGRATE", migrate, STAGED),
+_BASIC = ((0x1A, "REMOTE_SPAWN", spawn, SPAWNED), (0x1B, "SIGNAL", signal, MEMBERS),
+          (0x1C, "SEND_TENSOR", send, STAGED), (0x1D, "BARRIER", barrier, MEMBERS),
+          (0x4A, "MULTICAST", multicast, STAGED), (0x4B, "MIGRATE", migrate, STAGED),
           (0x4C, "HEARTBEAT", heartbeat, MEMBERS), (0x4D, "PING", ping, MEMBERS),
           (0x4E, "REDUCE_REMOTE", reduce_remote, STAGED), (0x4F, "GATHER_REMOTE", gather_remote, STAGED))
 _EXTENDED = {0x80: 0x1A, 0x81: 0x1B, 0x82: 0x1C, 0x83: 0x1D, 0x84: 0x4B, 0x85: 0x4A, 0x86: 0x4E, 0x87: 0x4F, 0x8A: 0x4C,
@@ -101,7 +102,9 @@ for _code, _short in _EXTENDED.items():
         pass
     _long.__signature__ = inspect.signature(_body)
     _long.__annotations__ = _body.__annotations__
-    _long.__doc__ = (_body.__doc__ or "") + "\n\n    The 64-byte form: ordered by LAMPORT, ended by DEADLINE, authenticated by EXT."
+    _long.__doc__ = f"""{_body.__doc__}
+
+    The 64-byte form: ordered by LAMPORT, ended by DEADLINE, authenticated by EXT."""
     op(_code, _name + "_EXT", route="absent", state=_state, source=_SOURCE, control=_CONTROL.get(_name, ""))(_long)
 
 
@@ -122,7 +125,8 @@ def node_join(m, rd: Rd("int"), cookie: R1("int", "tensor") = None, node: Text[0
               timeout: I64[10] = 0):
     """Join the cluster that node NAME belongs to; rd = this node's number, or -1.
 
-    The shared secret COOKIE is proved, never sent.  Errors: a wrong cookie; a node that does not answer in TIMEOUT ns."""
+    The shared secret COOKIE is proved, never sent.  Errors: a wrong cookie; a node that does not answer in TIMEOUT
+    ns."""
 
 
 @op(0x8D, "NODE_LEAVE", route="absent", state=MEMBERS, source="SWIM membership")
@@ -137,9 +141,11 @@ def _verdict(code: int, name: str, text: str) -> None:
     op(code, name, route="absent", state=MEMBERS, source="SWIM membership")(body)
 
 
-_verdict(0x8E, "NODE_SUSPECT", """Tell the cluster that NODE did not answer; it is dead unless it speaks up in time; rd = status.
+_verdict(0x8E, "NODE_SUSPECT", """Tell the cluster that NODE did not answer; it is dead unless it speaks up in time; rd
+= status.
 
     INCARNATION: the newest number this node heard of NODE; an older suspicion is ignored.""")
-_verdict(0x8F, "NODE_DEAD", """Tell the cluster that NODE is gone: it leaves all routes, its contexts restart from their logs.
+_verdict(0x8F, "NODE_DEAD", """Tell the cluster that NODE is gone: it leaves all routes, its contexts restart from their
+logs.
 
     rd = status.  INCARNATION as in NODE_SUSPECT.""")

@@ -3,20 +3,22 @@
 Times are nanoseconds; absolute ones count from the machine's start.  A deadline never changes a result: it orders
 contexts, and what happens when it is missed is the program's to say.
 """
-from m3jit.isa.fields import F32, I64, R1, R2, U8, U16, Enum, IntOrReg, PayloadFlag, Rd, RegField, RegList
+from m3jit.isa.fields import F32, I64, R1, U8, Enum, PayloadFlag, Rd, RegField, RegList
 from m3jit.isa.table import OUTSIDE, StateDoc, op
 
-TREE = StateDoc("a deadline tree of the scheduler, outside the context root", "not captured", "not rolled back: time goes on")
+TREE = StateDoc("a deadline tree of the scheduler, outside the context root", "not captured",
+                "not rolled back: time goes on")
 Node = R1("int", "state")
 Tree = RegField(slot=0, kinds=("state",), banks=(2, 0), both=True)
 _CLOCK = "clock resilience of the M3-AVM map"
 _TREE = "deadline trees of the M3-AVM map"
 
 
-@op(0x71, "SET_DEADLINE", route="absent", state=OUTSIDE, positional=("relative",), source="earliest-deadline-first scheduling")
+@op(0x71, "SET_DEADLINE", route="absent", state=OUTSIDE, positional=("relative",),
+    source="earliest-deadline-first scheduling")
 def set_deadline(m, node: R1("int", "state", both=True, banks=(0, 2)), relative: I64[0] = -1):
-    """`SET_DEADLINE rAbs`: this context's absolute deadline = rAbs (-1: none).  `SET_DEADLINE rNode, 80000000`: a node of
-    a deadline tree falls due that many ns from now; an empty register gets a new leaf.  Sets SP6."""
+    """`SET_DEADLINE rAbs`: this context's absolute deadline = rAbs (-1: none).  `SET_DEADLINE rNode, 80000000`: a node
+    of a deadline tree falls due that many ns from now; an empty register gets a new leaf.  Sets SP6."""
 
 
 @op(0x72, "GET_DEADLINE", route="absent", state=OUTSIDE, source="earliest-deadline-first scheduling")
@@ -26,13 +28,14 @@ def get_deadline(m, rd: Rd("int"), node: R1("state") = None):
 
 @op(0x78, "CLOCK_QUERY", route="absent", state=OUTSIDE, source=_CLOCK)
 def clock_query(m, rd: Rd("int"), what: Enum("NOW HEALTH OFFSET DRIFT")[0] = "NOW"):
-    """rd = NOW ns since the machine's start; HEALTH 0 ok, 1 drifting, 2 jumped, 3 frozen; OFFSET to the cluster's clock in
-    ns; DRIFT in parts per billion.  Recorded, so that a replay reads the same."""
+    """rd = NOW ns since the machine's start; HEALTH 0 ok, 1 drifting, 2 jumped, 3 frozen; OFFSET to the cluster's clock
+    in ns; DRIFT in parts per billion.  Recorded, so that a replay reads the same."""
 
 
 @op(0x79, "CLOCK_SYNC", route="absent", state=OUTSIDE, source=_CLOCK)
 def clock_sync(m, rd: Rd("int") = None, timeout: I64[0] = 1000000000):
-    """Synchronise with the cluster's clock now; rd = the offset in ns.  A jump over 100 ms marks the clock as suspect."""
+    """Synchronise with the cluster's clock now; rd = the offset in ns.  A jump over 100 ms marks the clock as
+    suspect."""
 
 
 @op(0x7A, "CLOCK_ADJUST", route="absent", state=OUTSIDE, source=_CLOCK)
@@ -42,7 +45,8 @@ def clock_adjust(m, offset: R1("int") = None, by: I64[0] = 0, slew: PayloadFlag(
 
 @op(0x7B, "DEADLINE_NEGOTIATE", route="absent", state=TREE, source=_CLOCK)
 def deadline_negotiate(m, rd: Rd("int"), node: R1("int", "state"), wanted: I64[0] = 0, least: I64[8] = 0):
-    """Ask everyone who waits for a deadline to accept WANTED ns from now, or at least LEAST; rd = what was agreed, or -1."""
+    """Ask everyone who waits for a deadline to accept WANTED ns from now, or at least LEAST; rd = what was agreed, or
+    -1."""
 
 
 def _tree(code: int, name: str, rule: str) -> None:

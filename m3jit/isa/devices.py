@@ -1,5 +1,6 @@
 """Accelerators, DMA, atomics and waiting (0x90-0x99), affinity (0xA4), and placement on local devices (0xB7-0xBF)."""
-from m3jit.isa.fields import R1, R2, R3, R4, I64, U8, U16, U32, U64, Enum, Flag, IntOrReg, PayloadFlag, Rd, RegList, Text
+from m3jit.isa.fields import (I64, R1, R2, R3, U16, U32, U64, Enum, Flag, IntOrReg, PayloadFlag, Rd, RegList,
+                              Text)
 from m3jit.isa.table import OUTSIDE, StateDoc, op
 
 DEVICE = StateDoc("device memory (region 0xE) and launches in flight, outside the context root", "not captured",
@@ -28,14 +29,16 @@ def gpu_wait(m, event: R1("event"), rd: Rd("int") = None, timeout: I64[0] = -1):
 
 
 @op(0x92, "NIC_SEND", route="absent", state=DEVICE, source=_MAP)
-def nic_send(m, address: R1("int"), rd: Rd("event") = None, len: IntOrReg(fmt="q")[0, 8] = 0, peer: U32[9] = 0, queue: U16[13] = 0):
+def nic_send(m, address: R1("int"), rd: Rd("event") = None, len: IntOrReg(fmt="q")[0, 8] = 0, peer: U32[9] = 0,
+             queue: U16[13] = 0):
     """Send LEN bytes at an address of CLUSTER_STAGING to PEER without copying; rd = an event.
 
     The bytes must not be written before the event is set.  Errors: an address outside the region."""
 
 
 @op(0x93, "NIC_RECV", route="absent", state=DEVICE, source=_MAP)
-def nic_recv(m, address: R1("int"), rd: Rd("int"), len: IntOrReg(fmt="q")[0, 8] = 0, queue: U16[9] = 0, timeout: I64[11] = -1):
+def nic_recv(m, address: R1("int"), rd: Rd("int"), len: IntOrReg(fmt="q")[0, 8] = 0, queue: U16[9] = 0,
+             timeout: I64[11] = -1):
     """Receive up to LEN bytes at an address of CLUSTER_STAGING; rd = bytes received, -1 after TIMEOUT ns."""
 
 
@@ -60,7 +63,8 @@ def _atomic(code: int, name: str, formula: str, body) -> None:
     op(code, name, route="absent", state=SHARED, reads=("memory",), writes=("memory",), source=_MAP)(body)
 
 
-def _cas(m, rd: Rd("int"), address: R1("int"), expected: R2("int"), value: R3("int"), order: Enum(ORDERS)[0] = "SEQ_CST"):
+def _cas(m, rd: Rd("int"), address: R1("int"), expected: R2("int"), value: R3("int"),
+         order: Enum(ORDERS)[0] = "SEQ_CST"):
     pass
 
 
@@ -102,11 +106,13 @@ def device_query(m, rd: Rd("int"), device: R1("int") = None, kind: KINDS[0] = "A
                  exclude: U64[21] = 0):
     """rd = number of the first device that fits, or -1; a device given: 1 if that one fits, else 0.
 
-    CAPABILITIES: bits TENSOR_CORE FP8 INT4 INT8 BF16 FP16 FP32 FP64 UNIFIED_MEM MIG RDMA NVLINK P2P ATOMIC ECC SPARSE."""
+    CAPABILITIES: bits TENSOR_CORE FP8 INT4 INT8 BF16 FP16 FP32 FP64 UNIFIED_MEM MIG RDMA NVLINK P2P ATOMIC ECC
+    SPARSE."""
 
 
 @op(0xB8, "DEVICE_SELECT", route="absent", state=OUTSIDE, source=_MAP)
-def device_select(m, device: R1("int") = None, rd: Rd("int") = None, mask: U64[0] = 2 ** 64 - 1, numa: U64[8] = 2 ** 64 - 1,
+def device_select(m, device: R1("int") = None, rd: Rd("int") = None, mask: U64[0] = 2 ** 64 - 1,
+                  numa: U64[8] = 2 ** 64 - 1,
                   min_mem_mb: U32[16] = 0, capabilities: U32[20] = 0):
     """Run this context's kernels on the device, or on the best of MASK; rd = 0 done, 1 unavailable, 2 not allowed.
 
@@ -123,7 +129,8 @@ def device_health(m, rd: Rd, device: R1("int") = None):
 @op(0xBA, "PLACE", route="absent", state=PLACED, source=_MAP)
 def place(m, x: R1, rd: Rd("int") = None, require: PayloadFlag(0)[0] = False, mask: U64[1] = 2 ** 64 - 1,
           numa: U64[9] = 2 ** 64 - 1, min_bandwidth_mbps: U32[17] = 0, min_mem_mb: U32[21] = 0):
-    """Move a value to a device of MASK; rd = 0 placed, 1 placed elsewhere, 2 failed.  REQUIRE: trap instead of 1 or 2."""
+    """Move a value to a device of MASK; rd = 0 placed, 1 placed elsewhere, 2 failed.  REQUIRE: trap instead of 1 or
+    2."""
 
 
 @op(0xBB, "SHARD", route="absent", state=PLACED, source=_MAP)
@@ -136,9 +143,11 @@ def shard(m, rd: Rd("state"), x: R1, axis: IntOrReg(fmt="b")[0, 1] = -1, n: U16[
 
 
 @op(0xBC, "REPLICATE", route="absent", state=PLACED, source=_MAP)
-def replicate(m, rd: Rd("state"), x: R1, n: U16[0] = 0, mask: U64[2] = 2 ** 64 - 1, asynchronous: PayloadFlag(0)[10] = False,
+def replicate(m, rd: Rd("state"), x: R1, n: U16[0] = 0, mask: U64[2] = 2 ** 64 - 1,
+              asynchronous: PayloadFlag(0)[10] = False,
               verify: PayloadFlag(1)[10] = False):
-    """rd = a handle of N copies (0: one for each device of MASK).  VERIFY: compare the copies' hashes; a trap if they differ."""
+    """rd = a handle of N copies (0: one for each device of MASK).  VERIFY: compare the copies' hashes; a trap if they
+    differ."""
 
 
 @op(0xBD, "REDUCE_LOCAL", route="absent", state=PLACED, source=_MAP)

@@ -3,7 +3,8 @@ compression and masks do, and are values of the stream."""
 from m3jit.isa.fields import F32, R1, R2, R3, U16, U32, Enum, IntOrReg, PayloadFlag, Rd
 from m3jit.isa.table import StateDoc, op
 
-WHERE = StateDoc("which tier (regions 0x4, 0x14, 0x15) holds a stream's pages, outside the context root; the pages are in it",
+WHERE = StateDoc("which tier (regions 0x4, 0x14, 0x15) holds a stream's pages, outside the context root;"
+                 " the pages are in it",
                  "not captured", "not rolled back: a tier never changes a value")
 STREAM = StateDoc("the KV stream, a value of the context root", "O(1): pages are append-only and shared",
                   "the stream of the snapshot is put back, its mask and precision with it")
@@ -27,7 +28,8 @@ def kv_evict(m, kv: R1("state"), rd: Rd("int") = None, layer: LAYER[0, 4] = -1, 
 
 
 @op(0xEA, "KV_PIN", route="absent", state=WHERE, source=_MAP)
-def kv_pin(m, kv: R1("state"), layer: LAYER[0, 4] = -1, tier: Enum(TIERS)[5] = "HOT", release: PayloadFlag(0)[6] = False):
+def kv_pin(m, kv: R1("state"), layer: LAYER[0, 4] = -1, tier: Enum(TIERS)[5] = "HOT",
+           release: PayloadFlag(0)[6] = False):
     """Keep a layer's pages in TIER; RELEASE undoes it."""
 
 
@@ -54,8 +56,8 @@ def kv_compress_lossy(m, kv: R1("state", both=True), rd: Rd("int") = None, layer
 @op(0xEE, "KV_SPARSE_MASK", route="absent", state=STREAM, source=_MAP)
 def kv_sparse_mask(m, kv: R1("state", both=True), mask: R2 = None, layer: LAYER[0, 4] = -1, top_k: U32[5] = 0,
                    sink: U16[9] = 0, window: U32[11] = 0):
-    """Let attention see only the rows of a BOOL mask [rows], or the first SINK, the last WINDOW and the TOP_K rows that got
-    most attention weight.  No mask and no options: all rows again."""
+    """Let attention see only the rows of a BOOL mask [rows], or the first SINK, the last WINDOW and the TOP_K rows that
+    got most attention weight.  No mask and no options: all rows again."""
 
 
 @op(0xEF, "KV_MIGRATE_REMOTE", route="absent", state=WHERE, source=_MAP)

@@ -1,10 +1,11 @@
 """Neural dynamics, diffusion, trees, distances (0x20-0x25), retrieval and classical learning (0x50-0x5F), training
 (0xF4-0xF9)."""
-from m3jit.isa.fields import (NO_STRING, F32, R, R1, R2, R3, R4, U8, U16, U32, Enum, FloatOrReg, I64, IntOrReg, PayloadFlag, Precision,
-                              Rd, Text)
+from m3jit.isa.fields import (NO_STRING, F32, R1, R2, R3, R4, U8, U16, U32, Enum, FloatOrReg, I64, IntOrReg,
+                              PayloadFlag, Precision, Rd, Text)
 from m3jit.isa.table import STATELESS, StateDoc, op
 
-SPIKING = StateDoc("membrane and refractory values of a spiking state of the context root", "O(1): immutable and shared",
+SPIKING = StateDoc("membrane and refractory values of a spiking state of the context root",
+                   "O(1): immutable and shared",
                    "the values of the snapshot are put back")
 INDEX = StateDoc("a vector index (region 0xA) reached from the context root", "O(1): a persistent structure",
                  "the index of the snapshot is put back")
@@ -79,11 +80,12 @@ def ode_step(xp, rd: Rd, x: R1, u: R2 = None, w: R3 = None, b: R4 = None, dt: Fl
 
 @op(0x50, "RAG_INDEX_ADD", route="absent", dtypes=FLOAT, state=INDEX, source="vector index, flat, IVF or HNSW")
 def rag_index_add(m, rd: Rd("int"), index: R1("state", both=True), vec: R2 = None, id: R3("int") = None,
-                  mode: Enum("FLAT IVF HNSW PQ")[0] = "FLAT", file: Text[1] = NO_STRING, n_probe: U16[9] = 8, links: U16[11] = 16):
+                  mode: Enum("FLAT IVF HNSW PQ")[0] = "FLAT", file: Text[1] = NO_STRING, n_probe: U16[9] = 8,
+                  links: U16[11] = 16):
     """Add vectors [D] or [N, D]; an empty handle makes an index of that D.  rd = number of vectors in it.
 
-    ID gives the first vector's id, else ids count on from the largest used.  MODE is fixed by the first call.  FILE adds
-    the rows of a .npy file instead.  Errors: another D; an id in use; NaN or infinity."""
+    ID gives the first vector's id, else ids count on from the largest used.  MODE is fixed by the first call.  FILE
+    adds the rows of a .npy file instead.  Errors: another D; an id in use; NaN or infinity."""
 
 
 @op(0x51, "RAG_INDEX_DEL", route="absent", state=INDEX, source="as RAG_INDEX_ADD")
@@ -103,7 +105,8 @@ def rag_search(m, rd: Rd, query: R1, index: R2("state"), ids: R3("tensor", dest=
 
 @op(0x53, "EMBED_LOOKUP", route="absent", shape="[1, D]", dtypes=FLOAT, state=STATELESS, source="embedding bag")
 def embed_lookup(xp, rd: Rd, ids: R1, table: R2, mode: Enum("MEAN SUM MAX")[0] = "MEAN"):
-    """rd = mean, sum or maximum of the rows of table [V, D] named by ids, in order.  Errors: no ids; an id outside V."""
+    """rd = mean, sum or maximum of the rows of table [V, D] named by ids, in order.  Errors: no ids; an id outside
+    V."""
 
 
 @op(0x54, "HASH_BUCKET", route="absent", shape="[N]", dtypes="I64", state=STATELESS,
@@ -151,8 +154,8 @@ def naive_bayes(xp, rd: Rd, x: R1, table: R2, prior: R3, variance: R4 = None,
                 mode: Enum("MULTINOMIAL GAUSSIAN BERNOULLI")[0] = "MULTINOMIAL"):
     """rd = log prior + sum_d log p(x_d | class), normalised over classes (log-sum-exp).
 
-    MULTINOMIAL: x counts, table log probabilities [C, D].  BERNOULLI: x 0 or 1.  GAUSSIAN: table means, variance [C, D].
-    Errors: a variance <= 0."""
+    MULTINOMIAL: x counts, table log probabilities [C, D].  BERNOULLI: x 0 or 1.  GAUSSIAN: table means, variance [C,
+    D]. Errors: a variance <= 0."""
 
 
 @op(0x5C, "SVM_PREDICT", route="absent", shape="[N]", dtypes="F32", state=STATELESS, source="support vector machines")
@@ -209,10 +212,13 @@ def optimizer_init(xp, opt: R1("state", both=True), type: Enum("SGD ADAM ADAMW L
 
 
 @op(0xF8, "LORA_APPLY", route="absent", dtypes=FLOAT, state=STATELESS, source="low-rank adaptation")
-def lora_apply(xp, rd: Rd, x: R1, base: R2, a: R3, b: R4, scale: FloatOrReg()[0, 4] = 1.0, precision: Precision = "FP32"):
+def lora_apply(xp, rd: Rd, x: R1, base: R2, a: R3, b: R4, scale: FloatOrReg()[0, 4] = 1.0,
+               precision: Precision = "FP32"):
     """rd = x base^T + scale * (x a^T) b^T: base [N, K], a [rank, K], b [N, rank].  SCALE is usually alpha / rank."""
 
 
-@op(0xF9, "LORA_MERGE", route="absent", shape="shape of base", dtypes=FLOAT, state=STATELESS, source="low-rank adaptation")
-def lora_merge(xp, rd: Rd, base: R1, a: R2, b: R3, scale: FloatOrReg()[0, 4] = 1.0, subtract: PayloadFlag(0)[5] = False):
+@op(0xF9, "LORA_MERGE", route="absent", shape="shape of base", dtypes=FLOAT, state=STATELESS,
+    source="low-rank adaptation")
+def lora_merge(xp, rd: Rd, base: R1, a: R2, b: R3, scale: FloatOrReg()[0, 4] = 1.0,
+               subtract: PayloadFlag(0)[5] = False):
     """rd = base + scale * b a (SUBTRACT: minus).  Block-quantised weights must be dequantised first."""

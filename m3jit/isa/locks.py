@@ -1,5 +1,5 @@
 """Locks between contexts of one machine (0x75, 0x76)."""
-from m3jit.isa.fields import R1, I64, IntOrReg, Rd
+from m3jit.isa.fields import R1, I64, Rd
 from m3jit.isa.table import StateDoc, op
 
 LOCKS = StateDoc("the machine's lock table, outside the context root", "not captured",

@@ -1,4 +1,5 @@
-"""Named exceptions from the regular assembly syntax, keyed by `Op.syntax`.  Anything else is derived from the fields."""
+"""Named exceptions from the regular assembly syntax, keyed by `Op.syntax`.  Anything else is derived from the
+fields."""
 from __future__ import annotations
 
 from dataclasses import dataclass

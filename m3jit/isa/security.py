@@ -1,8 +1,9 @@
 """Keys, authentication and encryption (0x66, 0xD8-0xDF), compression (0xF0-0xF3)."""
-from m3jit.isa.fields import R, R1, R2, R3, R4, I64, U8, U16, U32, U64, Enum, Rd, RegList
+from m3jit.isa.fields import R1, R2, R3, R4, I64, U8, U16, U32, U64, Enum, Rd, RegList
 from m3jit.isa.table import STATELESS, StateDoc, op
 
-KEYS = StateDoc("the key store (region 0x15): keys, nonces and replay windows, outside the context root", "not captured",
+KEYS = StateDoc("the key store (region 0x15): keys, nonces and replay windows, outside the context root",
+                "not captured",
                 "not rolled back: a nonce must never be used twice")
 _SOURCE = {"hmac": "RFC 2104, FIPS 180-4", "agree": "RFC 7748, Noise protocol framework", "hkdf": "RFC 5869",
            "sign": "RFC 8032", "aead": "RFC 8439", "window": "RFC 4303 section 3.4.3"}
@@ -14,7 +15,8 @@ def hmac(m, rd: Rd, key: R1("tensor", "state"), message: R2, truncate: U8[0] = 3
 
 
 @op(0xD8, "KEY_AGREE", route="absent", state=KEYS, source=_SOURCE["agree"])
-def key_agree(m, key: Rd("state"), peers: RegList(count=8)[0] = (), protocol: Enum("NOISE_XX NOISE_IK X25519")[9] = "NOISE_XX",
+def key_agree(m, key: Rd("state"), peers: RegList(count=8)[0] = (),
+              protocol: Enum("NOISE_XX NOISE_IK X25519")[9] = "NOISE_XX",
               timeout: I64[10] = -1):
     """key = a fresh session key shared with PEERS.  Errors: a peer that does not prove its identity; TIMEOUT ns passed.
 
@@ -23,8 +25,8 @@ def key_agree(m, key: Rd("state"), peers: RegList(count=8)[0] = (), protocol: En
 
 @op(0xD9, "KEY_ROTATE", route="absent", state=KEYS, source=_SOURCE["agree"])
 def key_rotate(m, key: R1("state", both=True), interval: U64[0] = 0):
-    """Replace the key by the next one of its chain, now (INTERVAL=0) or every INTERVAL ns; the old one opens messages for
-    one more interval."""
+    """Replace the key by the next one of its chain, now (INTERVAL=0) or every INTERVAL ns; the old one opens messages
+    for one more interval."""
 
 
 @op(0xDA, "KEY_DERIVE", route="absent", state=KEYS, source=_SOURCE["hkdf"])
@@ -51,8 +53,10 @@ def crypto_verify(m, rd: Rd("int"), mac: R1, key: R2("state"), message: R3 = Non
 
 
 @op(0xDE, "CRYPTO_ENCRYPT", route="absent", shape="[n + 16]", dtypes="U8", state=KEYS, source=_SOURCE["aead"])
-def crypto_encrypt(m, rd: Rd, message: R1, key: R2("state"), associated: R3 = None, nonce: R4("tensor", dest=True) = None):
-    """rd = ChaCha20-Poly1305 of the message's bytes, its tag behind them; nonce = the 12 bytes used (a counter of the key).
+def crypto_encrypt(m, rd: Rd, message: R1, key: R2("state"), associated: R3 = None,
+                   nonce: R4("tensor", dest=True) = None):
+    """rd = ChaCha20-Poly1305 of the message's bytes, its tag behind them; nonce = the 12 bytes used (a counter of the
+    key).
 
     Errors: the key's counter is used up."""
 

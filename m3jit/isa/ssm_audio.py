@@ -2,12 +2,14 @@
 from m3jit.isa.fields import F32, R, R1, R2, R3, R4, U8, U16, U32, Enum, IntOrReg, Precision, PayloadFlag, Rd
 from m3jit.isa.table import STATELESS, StateDoc, op
 
-SCAN_STATE = StateDoc("a state value of the context root: h [d_inner, d_state] and the convolution window of each layer",
+SCAN_STATE = StateDoc("a state value of the context root: h [d_inner, d_state] and the convolution window of"
+                        " each layer",
                       "O(1): the value is immutable and shared", "the value of the snapshot is put back")
 CODEC_STATE = StateDoc("a codec window of the context root (the samples or frames the next call still needs)",
                        "O(1): the value is immutable and shared", "the window of the snapshot is put back")
 DEPTH_STATE = StateDoc("keys and values of (stream, layer) in a KV stream of the context root",
-                       "O(1): pages are append-only and shared", "the stream's length and pages of the snapshot are put back")
+                       "O(1): pages are append-only and shared",
+                       "the stream's length and pages of the snapshot are put back")
 FLOAT = "F32 F16 BF16"
 
 
@@ -59,7 +61,8 @@ def audio_align(xp, rd: Rd, user: R1("int"), ai: R2("int"), sample_rate: U32[0] 
 
 
 @op(0x44, "DEPFORMER", route="absent", shape="codes [codebooks]", dtypes=FLOAT, state=DEPTH_STATE,
-    source="depth transformer of a speech model", key_aliases={"NCB": "codebooks", "TEMP": "temperature", "TOPK": "top_k"})
+    source="depth transformer of a speech model",
+    key_aliases={"NCB": "codebooks", "TEMP": "temperature", "TOPK": "top_k"})
 def depformer(xp, rd: Rd, x: R1, model: R2("state"), kv: R3("state", both=True), codebooks: U16[0] = 0,
               temperature: F32[2] = 0.0, top_k: U16[6] = 0, layer: U16[8] = 0):
     """rd = one code for each codebook, sampled in order; each is fed back as input of the next.
@@ -74,7 +77,8 @@ def stream_merge(xp, rd: Rd, a: R1, b: R2, gain: F32[0] = 0.5):
     """rd = gain * a + (1 - gain) * b, elementwise.  Errors: shapes that differ; a gain that is not finite."""
 
 
-@op(0x46, "VAD_DETECT", route="absent", shape="[1]", dtypes="F32", state=STATELESS, source="short-time energy, zero crossings")
+@op(0x46, "VAD_DETECT", route="absent", shape="[1]", dtypes="F32", state=STATELESS,
+    source="short-time energy, zero crossings")
 def vad_detect(xp, rd: Rd, x: R1, model: R2("state") = None, mode: Enum("ENERGY ZCR ML")[0] = "ENERGY"):
     """rd = voice activity of the samples x: ENERGY sqrt(mean x^2); ZCR the share of neighbours with x[i] x[i+1] < 0;
     ML the model's probability.  Errors: no samples (ZCR: fewer than 2); ML without a model."""
@@ -90,7 +94,8 @@ def audio_resample(xp, rd: Rd, x: R1, window: R2("state", both=True) = None, fro
     without one it starts and ends in zeros.  Errors: a rate of 0."""
 
 
-@op(0x48, "AUDIO_FILTER", route="absent", shape="shape of x", dtypes="F32", state=CODEC_STATE, source="direct-form filters")
+@op(0x48, "AUDIO_FILTER", route="absent", shape="shape of x", dtypes="F32", state=CODEC_STATE,
+    source="direct-form filters")
 def audio_filter(xp, rd: Rd, x: R1, b: R2, a: R3 = None, window: R4("state", both=True) = None,
                  mode: Enum("FIR IIR")[0] = "FIR"):
     """FIR: y[n] = sum_j b[j] x[n - j].  IIR: a[0] y[n] = sum_j b[j] x[n - j] - sum_{j>0} a[j] y[n - j].

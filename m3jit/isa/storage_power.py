@@ -1,5 +1,5 @@
 """Storage tiers of weights (0xC0-0xC7), power and temperature (0xC8-0xCF).  None of them changes a result."""
-from m3jit.isa.fields import F32, R1, R2, I64, U8, U16, U32, Enum, IntOrReg, PayloadFlag, Rd
+from m3jit.isa.fields import F32, R1, U16, U32, Enum, IntOrReg, PayloadFlag, Rd
 from m3jit.isa.table import OUTSIDE, StateDoc, op
 
 TIERED = StateDoc("which tier holds a value (regions 0x10-0x12), outside the context root; the value is in it",
@@ -11,7 +11,8 @@ _POWER = "power and thermal instructions of the M3-AVM map"
 
 
 @op(0xC0, "PIN", route="absent", state=TIERED, source=_STORAGE)
-def pin(m, x: R1("tensor", "state"), rd: Rd("int") = None, tier: ONE[0] = "HOT", first: U16[1] = 0, last: U16[3] = 65535):
+def pin(m, x: R1("tensor", "state"), rd: Rd("int") = None, tier: ONE[0] = "HOT", first: U16[1] = 0,
+        last: U16[3] = 65535):
     """Keep a value, or layers FIRST..LAST of a model, in TIER until UNPIN; rd = bytes pinned.
 
     HOT device memory, WARM main memory, COLD local disk, REMOTE another machine's, OBJECT an object store.
@@ -34,7 +35,8 @@ def stream_weights(m, model: R1("state"), ahead: U16[0] = 1, keep_first: U16[2] 
 
 
 @op(0xC4, "EVICT", route="absent", state=TIERED, source=_STORAGE)
-def evict(m, x: R1("tensor", "state"), rd: Rd("int") = None, tier: ONE[0] = "HOT", first: U16[1] = 0, last: U16[3] = 65535):
+def evict(m, x: R1("tensor", "state"), rd: Rd("int") = None, tier: ONE[0] = "HOT", first: U16[1] = 0,
+          last: U16[3] = 65535):
     """Drop the copies in TIER and above it; rd = bytes freed.  Pinned values and the last copy stay."""
 
 
@@ -81,8 +83,8 @@ def thermal_query(m, rd: Rd, device: R1("int") = None):
 @op(0xCC, "THROTTLE_POLICY", route="absent", state=OUTSIDE, source=_POWER)
 def throttle_policy(m, policy: Enum("NONE DROP_GREEN RELAX MOVE")[0] = "DROP_GREEN", limit_mc: U32[1] = 80000,
                     hysteresis_mc: U32[5] = 5000, factor: F32[9] = 2.0):
-    """What happens above LIMIT_MC until LIMIT_MC - HYSTERESIS_MC: GREEN contexts wait, deadlines are relaxed by FACTOR, or
-    work moves to a cooler device.  RED contexts always run."""
+    """What happens above LIMIT_MC until LIMIT_MC - HYSTERESIS_MC: GREEN contexts wait, deadlines are relaxed by FACTOR,
+    or work moves to a cooler device.  RED contexts always run."""
 
 
 @op(0xCD, "POWER_CAP", route="absent", state=OUTSIDE, source=_POWER)

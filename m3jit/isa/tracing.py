@@ -1,5 +1,5 @@
 """Spans of a trace, in the W3C Trace Context model (0xE0-0xE7).  Traces stand outside the context root."""
-from m3jit.isa.fields import NO_STRING, R1, R2, I64, U8, U32, Enum, F64, Rd, Text
+from m3jit.isa.fields import NO_STRING, R1, R2, U8, Enum, Rd, Text
 from m3jit.isa.table import StateDoc, op
 
 TRACES = StateDoc("the trace buffer, outside the context root", "not captured",
@@ -19,7 +19,8 @@ def trace_span_end(m, span: R1("state"), status: Enum("UNSET OK ERROR")[0] = "UN
 
 
 @op(0xE2, "TRACE_ATTR", route="absent", state=TRACES, source=_W3C, positional=("key",))
-def trace_attr(m, span: R1("state"), value: R2("int", "float", "tensor") = None, key: Text[0] = NO_STRING, text: Text[8] = NO_STRING):
+def trace_attr(m, span: R1("state"), value: R2("int", "float", "tensor") = None, key: Text[0] = NO_STRING,
+               text: Text[8] = NO_STRING):
     """Set attribute KEY of a span to a register's value, or to TEXT."""
 
 
@@ -29,7 +30,8 @@ def trace_link(m, span: R1("state"), other: R2("state", "tensor")):
 
 
 @op(0xE4, "TRACE_EXPORT", route="absent", state=TRACES, source="OpenTelemetry protocol (OTLP)", positional=("to",))
-def trace_export(m, rd: Rd("int") = None, to: Text[0] = NO_STRING, format: Enum("OTLP PERFETTO")[8] = "OTLP", flush: U8[9] = 0):
+def trace_export(m, rd: Rd("int") = None, to: Text[0] = NO_STRING, format: Enum("OTLP PERFETTO")[8] = "OTLP",
+                 flush: U8[9] = 0):
     """Send finished spans to a collector or file TO; rd = number sent.  A collector that does not answer is no trap."""
 
 

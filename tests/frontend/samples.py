@@ -7,7 +7,8 @@ import struct
 
 from m3jit.frontend.program import Program, Reloc, RelocKind, Symbol, SymbolKind, required_mask, sort_symbols
 from m3jit.isa.fields import (ABSENT, BANK_SIZES, GPR, REQUIRED, BytesField, EnumField, Field, FlagField, IntOrReg,
-                              LabelField, Number, PayloadReg, PrecisionField, RawF32, Reg, RegField, RegList, ShapeField,
+                              LabelField, Number, PayloadReg, PrecisionField, RawF32, Reg, RegField, RegList,
+                              ShapeField,
                               SymbolField)
 from m3jit.isa.table import ESCAPES, NO_DEADLINE, OPS, Instruction, Op, encode, load_table
 
@@ -147,7 +148,8 @@ def _data(p: Program, rng: random.Random) -> bytearray:
         raw = rng.randbytes(size)
         if dtype is BOOL:
             raw = bytes(b & 1 for b in raw)
-        align = rng.choice([64, 1]) if dtype.is_block else rng.choice([64 if size >= 64 else dtype.nbytes, dtype.nbytes])
+        least = 1 if dtype.is_block else dtype.nbytes
+        align = rng.choice([64 if size >= 64 else least, least])
         data += bytes(-len(data) % align)
         p.symbols.append(Symbol(SymbolKind.DATA, f"w{i}", len(data), size, dtype.code, shape))
         data += raw

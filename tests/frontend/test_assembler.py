@@ -31,7 +31,8 @@ def test_forms_of_a_mnemonic():
         COMPARE rA, 3
         COMPARE rA, 3.5
         HALT""").instructions]
-    assert rows == ["LOADI", "LOADF", "LOADS", "LOADV", "LOADA", "SUB", "SUBI", "COMPARE", "COMPAREI", "COMPAREF", "HALT"]
+    assert rows == ["LOADI", "LOADF", "LOADS", "LOADV", "LOADA", "SUB", "SUBI", "COMPARE", "COMPAREI", "COMPAREF",
+                    "HALT"]
 
 
 def test_options_in_any_order_case_and_spacing():
@@ -122,12 +123,14 @@ def test_data_of_every_rank_and_type():
 def test_data_from_a_file(tmp_path):
     np.save(tmp_path / "w.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
     np.save(tmp_path / "d.npy", np.zeros(3))
-    (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (99999999,), }" + b" " * 50 + b"\n")
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999,), }" + b" " * 50 + b"\n"
+    (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header)
     source = tmp_path / "p.m3asm"
     source.write_text('.data\nw: .f32 FILE="w.npy"\n.text\nHALT\n')
     p = assemble_file(source)
     assert p.value(p.symbol("w")).data.tolist() == [[0, 1, 2], [3, 4, 5]]
-    for name, message in (("d.npy", "holds float64"), ("bad.npy", "not a NumPy file"), ("none.npy", "no file none.npy")):
+    for name, message in (("d.npy", "holds float64"), ("bad.npy", "not a NumPy file"),
+                          ("none.npy", "no file none.npy")):
         source.write_text(f'.data\nw: .f32 FILE="{name}"\n')
         with pytest.raises(AssemblyError, match=message):
             assemble_file(source)
@@ -230,8 +233,10 @@ def test_phrases():
         SIGNAL KIND=ABORT
         HALT""")
     rows = [i for _, i in p.instructions]
-    assert [i.op.name for i in rows] == ["FORK", "FORK_CONTEXT", "ABORT", "SENSE", "SENSE", "SET_DEADLINE", "SET_DEADLINE",
-                                         "SET_DEADLINE", "DEADLINE_AND", "IF_INTERRUPT", "IF_GREATER", "LOADV", "SIGNAL", "HALT"]
+    assert [i.op.name for i in rows] == ["FORK", "FORK_CONTEXT", "ABORT", "SENSE", "SENSE", "SET_DEADLINE",
+                                         "SET_DEADLINE",
+                                         "SET_DEADLINE", "DEADLINE_AND", "IF_INTERRUPT", "IF_GREATER", "LOADV",
+                                         "SIGNAL", "HALT"]
     assert rows[1].args["priority"] == "RED" and rows[2].args["resume"]
     assert rows[3].args["peripheral"] == "AUDIO_PCM" and rows[4].args["format"] == "AUDIO_PCM"
     assert rows[5].args == rows[6].args != rows[7].args
@@ -252,3 +257,17 @@ def test_keys_name_fields_and_words_have_one_home():
         assert set(row.positional) <= {f.name for f in row.operands()}, row
         for name in row.forms:
             assert name in {r.name for r in OPS}, row
+
+
+def test_no_mnemonic_stands_in_the_frontend():
+    """Everything about an opcode comes from the table: no string or name of the frontend's code is a mnemonic."""
+    import ast
+    import pathlib
+
+    import m3jit.frontend
+    from m3jit.isa.table import BY_NAME
+    for path in pathlib.Path(m3jit.frontend.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            value = node.value if isinstance(node, ast.Constant) else node.id if isinstance(node, ast.Name) else None
+            assert not (isinstance(value, str) and value in BY_NAME), f"{path.name}:{node.lineno}: {value}"

@@ -101,7 +101,8 @@ def test_going_back_to_a_fork():
 
 def test_dump_names_everything():
     text = graph(LOOP).dump()
-    assert "block 0x0040 outer (loop) live-in R1 R2 R3" in text and "unreachable" in text and "IF_GREATER R3, inner" in text
+    assert "block 0x0040 outer (loop) live-in R1 R2 R3" in text
+    assert "unreachable" in text and "IF_GREATER R3, inner" in text
 
 
 def test_random_programs_partition_into_blocks():

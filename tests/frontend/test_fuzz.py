@@ -7,10 +7,9 @@ from m3jit.frontend import AssemblyError, ContainerError, assemble, disassemble,
 from m3jit.isa.table import OPS
 from tests.frontend import samples
 
-WORDS = [r.name for r in OPS] + [".data", ".text", ".equ", ".reg", ".func", ".f32", ".str", ".loc", ".org", ".model", ".extern",
-         ".global", ".import", ".entry", ".meta", "AS", "rX", "vX", "sX", "spX", "R255", "R7", "V3", "S0", "SP6", "_", "x:", "x",
-         "@x", "&x+1", "&.data+8", "@m:t", "1", "-1", "0x1p3", "nan:0x7fc00000", "80ms", "2x3", "[", "]", ",", "=", "(", ")", "\"s\"",
-         "SHAPE=", "ARGS=", "PAYLOAD=", "FILE=", "L_0000", "inf", "1e400", "; c", "\n", "\n", "\n"]
+WORDS = [r.name for r in OPS] + """.data .text .equ .reg .func .f32 .str .loc .org .model .extern .global .import .entry
+    .meta AS rX vX sX spX R255 R7 V3 S0 SP6 _ x: x @x &x+1 &.data+8 @m:t 1 -1 0x1p3 nan:0x7fc00000 80ms 2x3 [ ] , = ( ) "s"
+    SHAPE= ARGS= PAYLOAD= FILE= L_0000 inf 1e400""".split() + ["; c", "\n", "\n", "\n"]
 
 
 def attempt(text: str) -> None:
@@ -48,7 +47,8 @@ def test_mutated_programs(seed, count):
     for _ in range(count):
         i = rng.randrange(len(text) + 1)
         j = min(len(text), i + rng.choice([0, 1, 1, 5]))
-        text = text[:i] + rng.choice(["", "", " ", "\n", ",", "=", "[", '"', rng.choice(WORDS), chr(rng.randrange(32, 400))]) + text[j:]
+        piece = rng.choice(["", "", " ", "\n", ",", "=", "[", '"', rng.choice(WORDS), chr(rng.randrange(32, 400))])
+        text = text[:i] + piece + text[j:]
     attempt(text)
 
 

@@ -115,7 +115,9 @@ def test_code_is_not_a_value():
 
 
 def test_imports_import_each_other_once(tmp_path):
-    (tmp_path / "a.m3b").write_bytes(assemble('.import "b.m3b" AS b\n.func fa()\nCALL b.fb\nRET', str(tmp_path / "a")).to_bytes())
-    (tmp_path / "b.m3b").write_bytes(assemble('.import "a.m3b" AS a\n.func fb()\nCALL a.fa\nRET', str(tmp_path / "b")).to_bytes())
+    (tmp_path / "a.m3b").write_bytes(assemble('.import "b.m3b" AS b\n.func fa()\nCALL b.fb\nRET',
+                                              str(tmp_path / "a")).to_bytes())
+    (tmp_path / "b.m3b").write_bytes(assemble('.import "a.m3b" AS a\n.func fb()\nCALL a.fa\nRET',
+                                              str(tmp_path / "b")).to_bytes())
     p = link([assemble('.import "a.m3b" AS a\n.import "b.m3b" AS b\nCALL a.fa\nCALL b.fb\nHALT', str(tmp_path / "m"))])
     assert len(p.instructions) == 7 and verify(p) == []

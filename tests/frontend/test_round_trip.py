@@ -51,7 +51,8 @@ def test_programs_cover_the_table(capsys):
     rng.shuffle(rows)
     there_and_back(samples.program(rng, rows))
     with capsys.disabled():
-        print(f"\nround trip: {len(rows)} rows of {len({r.code for r in rows})} opcodes, {len(RESERVED)} numbers reserved")
+        codes = {r.code for r in rows}
+        print(f"\nround trip: {len(rows)} rows of {len(codes)} opcodes, {len(RESERVED)} numbers reserved")
 
 
 def test_every_number_is_in_the_table_or_reserved():
