@@ -32,14 +32,15 @@ def stream(m, src: R1("tensor", "int", "float"), sink: Enum("OUTPUT ERROR FILE R
 def sense(m, rd: Rd("any"), status: R1("int", dest=True) = None,
           peripheral: Enum("AUDIO VAD TOKEN USER_INPUT AUDIO_PCM CODEC_FRAME FILE TIME RING NAMED",
                            (0, 1, 3, 5, 6, 7, 8, 9, 10, 11))[0] = "USER_INPUT",
-          format: Enum("AUTO TEXT RAW AUDIO_PCM TENSOR")[1] = "AUTO", blocking: PayloadFlag(0, "NON_BLOCKING")[2] = True,
+          format: Enum("AUTO TEXT RAW AUDIO_PCM TENSOR")[1] = "AUTO",
+          blocking: PayloadFlag(0, "NON_BLOCKING")[2] = True,
           model: R("state")[3] = None, count: IntOrReg(fmt="I")[4, 16] = 0, name: Text[8] = NO_TEXT):
     """rd = the next item of a source; status = 1 (a value), 0 (nothing now, NON_BLOCKING only) or -1 (the end).
 
-    USER_INPUT and TOKEN are what the host pushes; FILE reads NAME (.wav: samples, .npy: rows, else bytes), COUNT frames,
-    rows or bytes at a time (0: all); RING reads what a STREAM wrote; TIME is the wall clock in ns since 1970; the others
-    are sources the host attaches under their name (NAMED: under NAME).  Text becomes its UTF-8 bytes, with MODEL its
-    token ids (I64).  At the end, and when nothing is there, rd is an empty tensor.
+    USER_INPUT and TOKEN are what the host pushes; FILE reads NAME (.wav: samples, .npy: rows, else bytes), COUNT
+    frames, rows or bytes at a time (0: all); RING reads what a STREAM wrote; TIME is the wall clock in ns since 1970;
+    the others are sources the host attaches under their name (NAMED: under NAME).  Text becomes its UTF-8 bytes, with
+    MODEL its token ids (I64).  At the end, and when nothing is there, rd is an empty tensor.
     Traps: no such source; an item that a rollback asks for again and the source no longer has."""
     return m.sense(peripheral, m.text(name), format, count, blocking, model)
 

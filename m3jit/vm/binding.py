@@ -185,9 +185,10 @@ def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only
     if not scalar_only:
         lines.append("    if stop.raised: return poll")
     lines.append("    return nxt")
-    params = ["body", "xp", "nxt", "poll", "stop", "fault", "state_in", "state_out", "normal", "results_fault", "moved"] + \
+    params = ["body", "xp", "nxt", "poll", "stop", "fault", "state_in", "state_out", "normal", "results_fault",
+              "moved"] + \
         [f"{p}{i}" for i in range(len(ops)) for p in "nkco"]
-    source = f"def factory({', '.join(params)}):\n" + "\n".join("    " + line for line in lines) + "\n    return handler\n"
+    source = "\n    ".join([f"def factory({', '.join(params)}):", *lines, "return handler\n"])
     scope: dict[str, Any] = {"vector": values.vector}
     exec(compile(source, "<m3jit handler>", "exec"), scope)      # source is built from fixed strings above only
     return scope["factory"]

@@ -62,9 +62,9 @@ class Root:
 
 class Context:
     """One thread of execution inside a machine."""
-    __slots__ = ("id", "index", "used", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts", "model",
-                 "priority", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired", "status",
-                 "waiting_for", "interrupt", "leave", "budget", "trap", "newest_snapshot", "profile_tag")
+    __slots__ = ("id", "index", "used", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts",
+                 "model", "priority", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired",
+                 "status", "waiting_for", "interrupt", "leave", "budget", "trap", "newest_snapshot")
 
     def __init__(self, id: int, memory: ContextMemory, seed: int = DEFAULT_SEED, used: int = 256):
         self.id, self.index = id, 0
@@ -89,7 +89,6 @@ class Context:
         self.budget = 0                                  # instructions left in this slice, while in a slow path
         self.trap: Any = None
         self.newest_snapshot: Any = None                 # handle number of the tree's current node
-        self.profile_tag = ""
 
     # -- roots ------------------------------------------------------------------------------------------------------
     def capture(self) -> Root:

@@ -1,7 +1,6 @@
 """The host's side of streams: pushing input, attaching sinks and sources, iterating over output."""
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any, AsyncIterator, Callable, Iterable, Iterator
 
@@ -79,6 +78,8 @@ class HostStreams:
 
     async def output_async(self, name: str = "OUTPUT", capacity: int | None = None) -> AsyncIterator[Any]:
         """`output` for asyncio."""
+        import asyncio
+
         source = self.output(name, capacity)
         while (item := await asyncio.to_thread(next, source, _NO_ITEM)) is not _NO_ITEM:
             yield item

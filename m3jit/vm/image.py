@@ -140,3 +140,16 @@ def _used_registers(instructions: list[Instruction]) -> int:
                 if r.__class__ is Reg and r.bank == GPR:
                     top = max(top, r.index + 1)
     return top
+
+
+def entry_points(image: Any) -> list[int]:
+    """Program start, branch targets, and what follows a slow-path instruction."""
+    out = {image.entry_pc}
+    for pc, ins in zip(image.pcs, image.instructions):
+        nxt = pc + ins.size
+        if ins.args.get("target").__class__ is int:    # a label (a context to end is a register)
+            out.add(pc + ins.args["target"])
+        if ins.op.route in ("machine", "absent") or (ins.op.route == "control" and
+                                                     ins.op.control not in ("next", "jump", "branch")):
+            out.add(nxt)
+    return sorted(pc for pc in out if pc in image.index_of)

@@ -18,6 +18,7 @@ from m3jit.ir.passes import PassLog, run_passes
 from m3jit.ir.passes.fuse import Group
 from m3jit.ir.tensor import Function, Node, Sym, TensorType, eval_dim
 from m3jit.isa.types import Tensor
+from m3jit.vm.image import entry_points
 from m3jit.vm.native import NO_BUDGET, CompiledRegion, fits, type_of_value
 
 MAX_VARIANTS = 8
@@ -206,16 +207,3 @@ class ContextRegisters:
             self.ctx.flags = value
         else:
             self.ctx.rng = value
-
-
-def entry_points(image: Any) -> list[int]:
-    """Program start, branch targets, and what follows a slow-path instruction."""
-    out = {image.entry_pc}
-    for pc, ins in zip(image.pcs, image.instructions):
-        nxt = pc + ins.size
-        if "target" in ins.args:
-            out.add(pc + ins.args["target"])
-        if ins.op.route in ("machine", "absent") or (ins.op.route == "control" and
-                                                     ins.op.control not in ("next", "jump", "branch")):
-            out.add(nxt)
-    return sorted(pc for pc in out if pc in image.index_of)

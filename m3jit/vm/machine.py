@@ -312,4 +312,4 @@ class Machine(StreamsView, ModelsView, SystemView):
         print(f"context {ctx.id}: pc 0x{self.pc:04x}{where}, {PRIORITIES[ctx.priority]}, {ctx.retired} instructions, "
               f"flags {FLAG_WORDS[ctx.flags]}, call depth {ctx.depth}", file=sys.stderr)
         for reg, value in ctx.live_registers().items():
-            print(f"  {reg} = {value!r}" if not isinstance(value, (int, float)) else f"  {reg} = {value}", file=sys.stderr)
+            print(f"  {reg} = {value!r}", file=sys.stderr)

@@ -46,7 +46,7 @@ class StreamsView:
         if rest is not None:
             self.ctx.texts = {**self.ctx.texts, target.name: rest}
         if self.vm.scheduler.waiting() or getattr(target, "host_reads", False):
-            self.ctx.leave = True                      # what was written may be what another context, or the host, awaits
+            self.ctx.leave = True                      # another context, or the host, may wait for it
 
     def find_sink(self, sink: str, name: str | None) -> Sink:
         """The sink of a STREAM's words."""
@@ -95,7 +95,8 @@ class StreamsView:
         try:
             return b"".join(model.decode_bytes(t) for t in ids)
         except KeyError as e:
-            raise OperandError(f"token {e.args[0] if e.args else ids} is outside the vocabulary of {model.name}") from None
+            raise OperandError(f"token {e.args[0] if e.args else ids} is outside the vocabulary of "
+                               f"{model.name}") from None
 
     def finish_texts(self, ctx: Context) -> None:
         """At the end of a context: an unfinished code point becomes U+FFFD."""
@@ -213,8 +214,9 @@ def _printed(value: Any) -> bytes:
 def _nested(a: np.ndarray) -> str:
     if a.ndim:
         return "[" + ", ".join(_nested(row) for row in a) + "]"
-    return np.format_float_positional(a, unique=True, trim="0") if a.dtype.kind == "f" and 1e-5 <= abs(float(a)) < 1e16 \
-        else str(a.item() if a.dtype.kind != "f" else a)
+    if a.dtype.kind != "f":
+        return str(a.item())
+    return np.format_float_positional(a, unique=True, trim="0") if 1e-5 <= abs(float(a)) < 1e16 else str(a)
 
 
 def _plain_item(value: Any, form: str, rate: int) -> Item:

@@ -29,7 +29,8 @@ class ModelsView:
 
     def load_model(self, reference: str, quant: str = "") -> Handle:
         """A new handle for a model; loading it again gives another handle of the same value."""
-        return self.new_handle(self.ctx, ModelState(self.vm.load_model(reference, quant)))    # type: ignore[attr-defined]
+        state = ModelState(self.vm.load_model(reference, quant))
+        return self.new_handle(self.ctx, state)        # type: ignore[attr-defined]
 
     def unload_model(self, handle: Handle) -> None:
         self.model_of(handle)
@@ -53,7 +54,8 @@ class ModelsView:
         """The handle of a model that the program names with .model: the same one each time in a context."""
         handle = self._model_handles.get(id(model))
         if handle is None:
-            handle = self._model_handles[id(model)] = self.new_handle(ctx, ModelState(model))   # type: ignore[attr-defined]
+            handle = self.new_handle(ctx, ModelState(model))    # type: ignore[attr-defined]
+            self._model_handles[id(model)] = handle
         elif ctx.states.get(handle.id) is None:
             ctx.states.set(handle.id, ModelState(model))
         return handle
@@ -97,7 +99,8 @@ class ModelsView:
         try:
             return self.vm.named_model(model).tensor(tensor)
         except KeyError as e:
-            raise OperandError(f"@{name}: the model has no such tensor" + (f" ({e.args[0]})" if e.args else "")) from None
+            hint = f" ({e.args[0]})" if e.args else ""
+            raise OperandError(f"@{name}: the model has no such tensor{hint}") from None
 
     def model_info(self, handle: Handle | None, key: str) -> Any:
         """A fact about a model as a register value; text becomes its UTF-8 bytes."""

@@ -253,7 +253,8 @@ class ContextMemory:
             raise OperandError(f"a tensor {list(shape)} does not fit any memory")
         if dtype.is_block:
             if not shape or shape[-1] % dtype.block:
-                raise OperandError(f"{dtype.name} needs rows of a multiple of {dtype.block} elements, got {list(shape)}")
+                raise OperandError(f"{dtype.name} needs rows of a multiple of {dtype.block} elements, got "
+                                   f"{list(shape)}")
             rows = math.prod(shape[:-1])
             raw = np.frombuffer(self.read(address, rows * dtype.row_bytes(shape[-1])), np.uint8)
             return Tensor.blocks(dtype, shape, raw)

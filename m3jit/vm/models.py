@@ -31,7 +31,7 @@ class ModelProvider(Protocol):
     """Finds and compiles models."""
 
     def load(self, reference: str, quant: str = "") -> Model:
-        """A model by file name, content hash or the name it was obtained under.  quant: refuse any other weight type."""
+        """A model by file name, content hash or the name it was obtained under.  quant: refuse other weight types."""
 
     def compile(self, model: Model) -> bytes:
         """The model as a program (a `.m3b` file's bytes)."""

@@ -25,11 +25,61 @@ def make(vm: Any, backend: str, threads: int | None) -> Any:
                                f"use --backend cpu")
     if backend not in BACKENDS:
         raise UnsupportedError(f"no backend {backend!r}; available: {', '.join(BACKENDS)}")
+    if backend == "auto":
+        return DeferredRegions(vm, threads)
+    return _jit(vm, backend, threads)
+
+
+def _jit(vm: Any, backend: str, threads: int | None) -> Any:
     from m3jit.vm.jit import Compiler, Jit
     n = threads or len(os.sched_getaffinity(0))
     code = LazyEngine(backend) if backend == "auto" else engine(backend)     # a named backend that cannot run says so now
     compiler = Compiler(code, weights(), n, name=backend)
     return Jit(vm.image, vm.machine, compiler, vm.stop_word, eager=backend != "auto")
+
+
+class DeferredRegions:
+    """Compiled regions of "auto" that load the compiler at the first sign of work for it: an instruction on tensors at
+    an entry point's reach, or an entry point that is visited again and again.  A short program never pays for it."""
+    VISITS = 8
+
+    def __init__(self, vm: Any, threads: int | None):
+        from m3jit.vm.image import entry_points
+        self._vm, self._threads, self._real, self._interpreter = vm, threads, None, None
+        self.entries = tuple(entry_points(vm.image))
+        self._visits = dict.fromkeys(self.entries, 0)
+        self._busy = any(ins.op.route == "value" and ins.op.code not in _SCALAR_CODES for ins in vm.image.instructions)
+
+    def enter(self, ctx: Any, pc: int) -> int | None:
+        if self._real is None:
+            self._visits[pc] += 1
+            if not self._busy and self._visits[pc] < self.VISITS:
+                return None
+        return self.real.enter(ctx, pc)
+
+    @property
+    def real(self) -> Any:
+        """The compiler's side; made on first use."""
+        if self._real is None:
+            self._real = _jit(self._vm, "auto", self._threads)
+            self._real.interpreter = self._interpreter
+        return self._real
+
+    @property
+    def interpreter(self) -> Any:
+        return self._interpreter
+
+    @interpreter.setter
+    def interpreter(self, value: Any) -> None:
+        self._interpreter = value
+        if self._real is not None:
+            self._real.interpreter = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+_SCALAR_CODES = (0x7C, 0x0C)               # ALU and COMPARE: numbers, not tensors
 
 
 class LazyEngine:

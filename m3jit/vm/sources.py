@@ -145,7 +145,8 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
     """(frames float32 [n, channels] in -1..1, sample rate) of a PCM WAV file of 8, 16, 24 or 32 bits."""
     try:
         with wave.open(str(path), "rb") as w:
-            raw, width, channels, rate = w.readframes(w.getnframes()), w.getsampwidth(), w.getnchannels(), w.getframerate()
+            raw, width = w.readframes(w.getnframes()), w.getsampwidth()
+            channels, rate = w.getnchannels(), w.getframerate()
     except (wave.Error, EOFError) as e:
         raise StreamError(f"{path} is not a PCM WAV file: {e or 'it ends early'}") from None
     except OSError as e:

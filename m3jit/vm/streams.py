@@ -27,7 +27,7 @@ DEFAULT_CAPACITY = 64
 
 @dataclass(frozen=True)
 class Item:
-    """One STREAM.  form: "TEXT" or "RAW" (bytes), "AUDIO_PCM" (float32 or int16 array [frames, channels]) or "TENSOR"."""
+    """One STREAM.  form: "TEXT" or "RAW" (bytes), "AUDIO_PCM" (float32 or int16 [frames, channels]) or "TENSOR"."""
     form: str
     data: Any
     rate: int = 0

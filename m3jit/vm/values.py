@@ -101,7 +101,8 @@ def normalise(value: Any) -> Any:
         return Tensor.of(value)
     if isinstance(value, int):
         return normalise(int(value))
-    raise OperandError(f"a register cannot hold a {type(value).__name__}; it holds integers, floats, tensors and handles")
+    raise OperandError(f"a register cannot hold a {type(value).__name__}; it holds integers, floats, tensors and "
+                       f"handles")
 
 
 def vector(value: Any) -> Tensor:

@@ -1,7 +1,6 @@
 """`VM`: a program, its contexts and everything they share; the host's view of a run."""
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 import time
@@ -53,7 +52,8 @@ class VM(HostStreams):
                  extensions: Any = None):
         self.image = Image(program)
         self.backend, self.threads, self.max_steps, self.timeout = backend, threads, max_steps, timeout
-        self.models, self.wait_input, self.seed, self.ring_capacity = models or NoModels(), wait_input, seed, ring_capacity
+        self.models, self.wait_input, self.seed = models or NoModels(), wait_input, seed
+        self.ring_capacity = ring_capacity
         self.files = Path(files) if files is not None else None
         self.signal, self.stop_word = Signal(), StopWord()
         self.memory = MachineMemory(self.image.text, self.image.data, WeightMap(), Pages(), memory_limit)
@@ -171,6 +171,8 @@ class VM(HostStreams):
 
     async def run_async(self) -> "VM":
         """`run` in a thread of its own; cancelling stops the program."""
+        import asyncio
+
         task = asyncio.ensure_future(asyncio.to_thread(self.run))
         try:
             return await asyncio.shield(task)

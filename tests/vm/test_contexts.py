@@ -137,8 +137,8 @@ def test_spawned_contexts_start_empty():
 
 
 def test_killing():
-    assert outputs("LOADI r1, 1\nFORK rC, child\nKILL_CONTEXT rC\nSTREAM r1\nHALT\nchild: LOADI r1, 2\nSTREAM r1\nHALT") \
-        == ["1"]
+    assert outputs("LOADI r1, 1\nFORK rC, child\nKILL_CONTEXT rC\nSTREAM r1\nHALT\nchild: LOADI r1, 2\nSTREAM r1\n"
+                   "HALT") == ["1"]
     with pytest.raises(Trap, match="context 2 has already ended"):
         run("FORK rC, child, RED\nKILL_CONTEXT rC\nHALT\nchild: HALT")
 
@@ -204,7 +204,7 @@ def test_ctx_switch():
     assert vm.get("r1") == 1 and vm.main.pipeline == "MAMBA" and vm.get("r2") == 9
 
 
-# -- rollback in programs -----------------------------------------------------------------------------------------------
+# -- rollback in programs -----------------------------------------------------------------------------------
 
 def test_fork_and_abort_in_a_program():
     vm = run("""

@@ -8,12 +8,12 @@ import struct
 import pytest
 
 from m3jit.errors import LimitError, M3Error
-from m3jit.isa.types import Tensor
 from m3jit.vm.vm import VM
 from tests.vm.programs import machine
 
 INTS = ("R1", "R2", "R3", "R4")
 FLOATS = ("R5", "R6")
+BINARY = ("ADDS", "SUB", "MULS", "AND", "OR", "XOR", "SHL", "SHR", "SAR", "MIN", "MAX")
 
 
 def statement(rng: random.Random) -> str:
@@ -22,7 +22,7 @@ def statement(rng: random.Random) -> str:
     f, g, h = (rng.choice(FLOATS) for _ in range(3))
     n = rng.choice((1, 2, 3, 7, -5, 63, 2 ** 40, -2 ** 63))
     return rng.choice((
-        lambda: f"{rng.choice(('ADDS', 'SUB', 'MULS', 'AND', 'OR', 'XOR', 'SHL', 'SHR', 'SAR', 'MIN', 'MAX'))} {d}, {a}, {b}",
+        lambda: f"{rng.choice(BINARY)} {d}, {a}, {b}",
         lambda: f"{rng.choice(('ADDI', 'SUBI', 'MULI', 'DIVI', 'MODI', 'XORI', 'SHRI', 'MAXI'))} {d}, {a}, {n}",
         lambda: f"{rng.choice(('ADDS', 'SUB', 'MULS', 'DIV', 'MIN', 'MAX'))} {f}, {g}, {h}",
         lambda: f"LOADI {d}, {n}", lambda: f"MOV {d}, {a}", lambda: f"NEG {f}, {g}", lambda: f"NEG {d}, {a}",
@@ -93,7 +93,7 @@ def outcome(source: str, backend: str, max_steps: int) -> tuple:
         ended = "limit"
     except M3Error as e:
         ended = str(e)
-    registers = {str(r): v.tobytes() if isinstance(v, Tensor) else struct.pack("<d", v) if isinstance(v, float) else repr(v)
+    registers = {str(r): struct.pack("<d", v) if isinstance(v, float) else repr(v)
                  for r, v in vm.main.live_registers().items()}
     return ended, got, registers, vm.main.flags, vm.retired
 

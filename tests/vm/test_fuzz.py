@@ -1,5 +1,6 @@
 """Random instructions over the whole executable table on random registers: each runs, or says why in one line; nothing
-hangs, crashes or is called an error of m3jit, a trap leaves every register as it was, and a second run does the same."""
+hangs, crashes or is called an error of m3jit, a trap leaves every register as it was, and a second run does the same.
+"""
 from __future__ import annotations
 
 import random

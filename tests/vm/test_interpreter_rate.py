@@ -19,8 +19,8 @@ def test_rates():
     vm = VM(nops, backend="interpreter")
     print(f"\nNOPs: {rate(vm) / 1e6:.2f} M/s")
     assert vm.get("R1") == 400
-    mixed = machine("LOADI r1, 0\nLOADI r2, 1\nloop: ADDI r1, r1, 1\nADDS r3, r1, r2\nXOR r2, r3, r1\nCOMPARE r1, 60000\n"
-                    "IF_LESS loop\nHALT")
+    mixed = machine("LOADI r1, 0\nLOADI r2, 1\nloop: ADDI r1, r1, 1\nADDS r3, r1, r2\nXOR r2, r3, r1\n"
+                    "COMPARE r1, 60000\nIF_LESS loop\nHALT")
     print(f"mixed ALU and branches: {rate(mixed) / 1e6:.2f} M/s")
     assert mixed.retired == 2 + 5 * 60000 + 1
     fork = machine("LOADI r1, 0\nloop: FORK rS\nABORT r9\nADDI r1, r1, 1\nCOMPARE r1, 3000\nIF_LESS loop\nHALT")

@@ -30,7 +30,7 @@ def test_memset_memcpy_and_back():
 
 
 def test_overlapping_copies_are_as_if_buffered():
-    vm = machine(f'LOADI rA, {ACT}\nLOADI rT, "abcdefgh"\nMEMCPY rA, rT\nMEMCPY rA, rA, LEN=6, DST_OFFSET=2\nHALT').run()
+    vm = run(f'LOADI rA, {ACT}\nLOADI rT, "abcdefgh"\nMEMCPY rA, rT\nMEMCPY rA, rA, LEN=6, DST_OFFSET=2\nHALT')
     assert vm.main.memory.read(0x3 << 60, 9) == b"ababcdef\0"
 
 
@@ -62,7 +62,8 @@ def test_prefetch_checks_and_changes_nothing():
     (0xF << 60, 1, ["MMIO is not available"]),
 ])
 def test_forbidden_writes_name_address_region_offset_and_size(address, size, words):
-    text = trap(f"LOADI rA, {address - 2 ** 64 if address >= 2 ** 63 else address}\nMEMSET rA, PATTERN=1, LEN={size}\nHALT")
+    signed = address - 2 ** 64 if address >= 2 ** 63 else address
+    text = trap(f"LOADI rA, {signed}\nMEMSET rA, PATTERN=1, LEN={size}\nHALT")
     for w in [*words, f"0x{address:016x}", "test.m3asm:2", "MEMSET"]:
         assert w in text, text
 

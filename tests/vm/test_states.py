@@ -48,7 +48,7 @@ def test_a_child_continues_its_own_copy_of_a_stream():
         STREAM r9, SINK, NAME="child"
         HALT"""
     results = {}
-    for priority in ("RED", "GREEN"):                  # whoever appends first claims the slot, the other copies the page
+    for priority in ("RED", "GREEN"):                  # the first to append claims the slot, the other copies the page
         vm = machine(source.format(priority=priority))
         for name, a in arrays.items():
             vm.set(name, a)
@@ -109,7 +109,7 @@ def test_tensors_from_memory(dtype):
 
 
 def test_tensors_that_are_too_large():
-    with pytest.raises(Trap, match=r"out of memory: a F32 tensor \[1000, 1000\] takes 4000000 bytes; the limit is 1000000"):
+    with pytest.raises(Trap, match=r"out of memory: a F32 tensor \[1000, 1000\] takes 4000000 bytes; the limit is 1000"):
         run("TENSOR r1, SHAPE=[1000, 1000]\nHALT", tensor_limit=10 ** 6)
 
 

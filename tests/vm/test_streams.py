@@ -154,7 +154,7 @@ def test_a_failed_program_leaves_no_file(tmp_path):
 
 def test_wav_out_and_in(tmp_path):
     samples = np.array([[0.0, 1.0], [-1.0, 0.5], [2.0, -3.0], [np.nan, 1 / 3]], np.float32)
-    vm = machine('STREAM r1, FILE, NAME="a.wav", RATE=8000\nSTREAM r1, FILE, NAME="a.wav", RATE=8000\nHALT', files=tmp_path)
+    vm = machine('STREAM r1, FILE, NAME="a.wav", RATE=8000\n' * 2 + "HALT", files=tmp_path)
     vm.set("r1", samples)
     vm.run()
     with wave.open(str(tmp_path / "a.wav")) as w:
@@ -219,8 +219,9 @@ def test_files_stay_inside_their_directory(tmp_path):
         run('LOADI r1, 1\nSTREAM r1, FILE, NAME="d/none.txt"\nHALT', files=tmp_path)
 
 
-@pytest.mark.parametrize("content,name", [(b"RIFF\0\0", "x.wav"), (b"RIFF" + bytes(60), "y.wav"), (b"\x93NUMPY\x01", "x.npy"),
-                                          (b"", "e.npy"), (b"\x93NUMPY\x01\x00\x02\x00{}", "z.npy")])
+@pytest.mark.parametrize("content,name", [
+    (b"RIFF\0\0", "x.wav"), (b"RIFF" + bytes(60), "y.wav"), (b"\x93NUMPY\x01", "x.npy"), (b"", "e.npy"),
+    (b"\x93NUMPY\x01\x00\x02\x00{}", "z.npy")])
 def test_damaged_files(tmp_path, content, name):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(Trap, match=name):
@@ -329,8 +330,10 @@ def test_a_closed_pipe_is_one_clear_error():
     program = ("from tests.vm.programs import machine\nfrom m3jit.errors import SinkClosed\nimport sys, os\n"
                "vm = machine('LOADI r1, \"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\\\\n\"\\nl: STREAM r1\\nJUMP l')\n"
                "try:\n    vm.run()\nexcept SinkClosed as e:\n"
-               "    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)\n    print(e, file=sys.stderr); sys.exit(e.exit_code)\n")
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=os.getcwd())
+               "    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)\n    print(e, file=sys.stderr)\n"
+               "    sys.exit(e.exit_code)\n")
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             cwd=os.getcwd())
     child.stdout.readline()
     child.stdout.close()
     error = child.stderr.read().decode()

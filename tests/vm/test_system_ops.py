@@ -140,7 +140,8 @@ def test_extension_state_rolls_back():
 def test_unknown_and_failing_extensions():
     known = with_extensions(Extension("fails", 1, (1, 0), lambda immediate: 1 / 0),
                             Extension("two", 2, (1, 0), lambda immediate: (1, 2)))
-    for e, words in ((escape(9), "extension 9 version 1.0 is not known"), (escape(1, (1, 1)), "version 1.1 is not known"),
+    for e, words in ((escape(9), "extension 9 version 1.0 is not known"),
+                     (escape(1, (1, 1)), "version 1.1 is not known"),
                      (escape(1, (2, 0)), "version 2.0 is not known"), (escape(1), "fails failed: ZeroDivisionError"),
                      (escape(2, dests=(1,)), "gave 2 results for 1 destinations"),
                      (escape(2, dests=(1,), sources=(8,)), "R8 holds nothing")):
@@ -149,22 +150,23 @@ def test_unknown_and_failing_extensions():
     assert VM([escape(9, flags=1), ins("HALT")], backend="interpreter", extensions=known).run().retired == 2
 
 
-# -- versions, capabilities ---------------------------------------------------------------------------------------------
+# -- versions, capabilities ----------------------------------------------------------------------------------
 
 def test_versions_and_capabilities():
-    vm = run("VERSION r1\nVERSION r2, MAJOR\nVERSION r3, MINOR\nCAPABILITY_QUERY r4\nCAPABILITY_ASSERT FEATURES, NUMBER=3\n"
-             "CAPABILITY_QUERY r5, FEATURE, NUMBER=1\nCAPABILITY_QUERY r6, FEATURE, NUMBER=50\nHALT")
-    assert [vm.get(f"r{i}") for i in range(1, 7)] == [ISA_VERSION[0] << 16 | ISA_VERSION[1], *ISA_VERSION, int(SUPPORTED),
-                                                      1, 0]
+    vm = run("VERSION r1\nVERSION r2, MAJOR\nVERSION r3, MINOR\nCAPABILITY_QUERY r4\n"
+             "CAPABILITY_ASSERT FEATURES, NUMBER=3\nCAPABILITY_QUERY r5, FEATURE, NUMBER=1\nCAPABILITY_QUERY r6, FEATURE, NUMBER=50\nHALT")
+    assert [vm.get(f"r{i}") for i in range(1, 7)] == [ISA_VERSION[0] << 16 | ISA_VERSION[1], *ISA_VERSION,
+                                                      int(SUPPORTED), 1, 0]
 
 
 def test_every_opcode_says_whether_it_runs():
     for number in range(256):
-        vm = VM([ins("CAPABILITY_QUERY", rd="R1", kind="OPCODE", number=number), ins("HALT")], backend="interpreter").run()
+        vm = VM([ins("CAPABILITY_QUERY", rd="R1", kind="OPCODE", number=number), ins("HALT")], backend="interpreter")
+        vm.run()
         assert vm.get("R1") == any(r.code == number and r.route != "absent" for r in OPS)
 
 
-# -- clocks, traces, dumps ------------------------------------------------------------------------------------------------
+# -- clocks, traces, dumps -----------------------------------------------------------------------------------
 
 def test_cycles():
     before = time.monotonic_ns()

@@ -103,7 +103,8 @@ def test_an_error_of_our_own_is_called_one():
     class Broken:
         def number_kind(self, *_):
             raise ZeroDivisionError("oops")
-    vm = VM([ins("LOADI", rd="R0", imm=1), ins("NEG", rd="R1", a="R0"), ins("HALT")], xp=Broken(), backend="interpreter")
+    vm = VM([ins("LOADI", rd="R0", imm=1), ins("NEG", rd="R1", a="R0"), ins("HALT")], xp=Broken(),
+            backend="interpreter")
     with pytest.raises(InternalError, match="bug in m3jit.*|ZeroDivisionError: oops"):
         vm.run()
 
