@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from typing import Any, Sequence
 
 from m3jit.errors import InternalError, M3Error, SinkClosed
@@ -35,14 +36,16 @@ def debug() -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code.  Errors become messages on standard error, never tracebacks."""
-    try:
-        signal.signal(signal.SIGTERM, _terminate)
-    except ValueError:                                 # not the main thread: the host's signals stay the host's
-        pass
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, _terminate)
     try:
         code = _run(argv)
     except BaseException as error:
         code = report(error)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     return _finish_output(code)
 
 

@@ -50,7 +50,7 @@ def explain(prog: str, bindings: tuple[str, ...], at: str | None, execute: bool,
     itself need --bind.
     """
     from m3jit.cli.bindings import parse_binding
-    program, models, is_model = _open(prog)
+    program, models, is_model = _open(prog, tuple(b.partition("=")[0].strip() for b in bindings))
     wanted = tuple(STAGES) if "all" in stages else stages or (("loop",) if kernel else USUAL)
     shown: list[tuple[str, str]] = []
     if "cfg" in wanted:
@@ -67,12 +67,12 @@ def explain(prog: str, bindings: tuple[str, ...], at: str | None, execute: bool,
     return 0
 
 
-def _open(prog: str) -> tuple[Any, Any, bool]:
+def _open(prog: str, bound: tuple[str, ...]) -> tuple[Any, Any, bool]:
     """(program, models, is it a model?)."""
     from m3jit.cli import what as whats
     found, models = whats.find(prog), whats.LazyModels()
     if found.kind != "model":
-        program = whats.open_program(found)
+        program = whats.open_program(found, bound=bound)
         return program, models, False
     from m3jit.cli.sampling import model_options
     model = models.load(found.reference)

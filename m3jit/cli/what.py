@@ -69,27 +69,22 @@ def find(name: str | None) -> What:
                     + (f"; {hint}" if hint else ""))
 
 
-def read_program(path: str, search: tuple[str, ...] = ()) -> Any:
-    """The program in a `.m3b` or a source file, with what it imports; warnings go to standard error."""
-    what = find(path)
-    if what.kind == "model":
-        raise UserError(f"{path}: is a model, not a program; `m3jit compile {path} -o NAME.m3b` makes a program of it")
-    return open_program(what, search)
+def open_program(what: What, search: tuple[str, ...] = (), bound: tuple[str, ...] = ()) -> Any:
+    """The program in a `.m3b` or a source file, with what it imports; warnings go to standard error.
 
-
-def open_program(what: What, search: tuple[str, ...] = ()) -> Any:
-    """As `read_program`, for a `What` that is no model."""
+    bound: registers the command line sets."""
     from m3jit import frontend
     if what.kind == "program":
         program = frontend.load(what.reference)
     else:
         program = frontend.assemble_file(what.reference, search)
-        warn(program)
+        warn(program, bound)
     return frontend.link([program], search) if program.imports else program
 
 
-def warn(program: Any) -> None:
-    """A program's warnings on standard error."""
+def warn(program: Any, bound: tuple[str, ...] = ()) -> None:
+    """A program's warnings on standard error, but for those that bound registers are not written."""
     from m3jit.cli.terminal import note
     for warning in program.warnings:
-        note(str(warning))
+        if not any(warning.message.startswith(f"{name} is read here") for name in bound):
+            note(str(warning))
