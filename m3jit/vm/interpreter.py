@@ -7,7 +7,8 @@ control instructions and compiled regions are reached.
 A slice ends at poll points only: where execution arrives at a loop head (`Image.loop_heads`) and after a slow
 instruction.  There the loop looks at the budget and the stop word.  A handler whose successor is a loop head ahead
 returns `-2 - successor`; a jump back shows by itself.  Instructions that work on tensors return the same when the stop
-word is set.
+word is set.  The other way round for `slow`: what it returns is a poll point, unless it is `-2 - successor` (a compiled
+region that left elsewhere, an instruction at a region's entry that was interpreted).
 """
 from __future__ import annotations
 
@@ -176,19 +177,20 @@ class Interpreter:
             return
         fast, slow = self._bind(i)
         self.plain[i] = fast if fast is not None else slow
-        regions, index_of, plain, is_fast = self.regions, self.image.index_of, self.plain[i], fast is not None
+        regions, index_of, heads = self.regions, self.image.index_of, self.heads
+        plain, is_fast = self.plain[i], fast is not None
 
         def enter(ctx: Context) -> int:
             ctx.index = i
             new = regions.enter(ctx, pc)
             if new is not None:
-                return index_of[new]
+                j = index_of[new]
+                return j if j in heads else -2 - j
             nxt = plain(ctx)
-            if is_fast:
-                ctx.retired += 1
-                if nxt < SLOW:
-                    nxt = -2 - nxt
-            return nxt
+            if not is_fast:
+                return nxt
+            ctx.retired += 1
+            return -2 - nxt if nxt < SLOW or nxt > i else nxt
         self.handlers[i] = _slow
         self.slow[i] = enter
 
@@ -223,8 +225,13 @@ class Interpreter:
                     index = slow[index](ctx)
                     in_slow = False
                     n = ctx.retired - start
+                    polls = index >= 0
+                    if not polls:
+                        index = -2 - index
                     if ctx.leave:
                         break
+                    if not polls and not stop.raised:
+                        continue
                 else:
                     n += 1
                     index = nxt if nxt >= 0 else -2 - nxt
@@ -276,8 +283,10 @@ class Interpreter:
                 nxt = self.handlers[i](ctx)
                 if nxt == SLOW:
                     nxt = self.slow[i](ctx)
+                    polls = nxt >= 0
                 else:
                     ctx.retired += 1
+                    polls = nxt <= i
             except BaseException as e:
                 ctx.retired = before
                 self._failed(ctx, i, e)
@@ -287,10 +296,8 @@ class Interpreter:
                 times[i] += clock() - began
             if self.watch is not None and self.handlers[i] is _slow:
                 self.watch(ctx, i, began, clock())
-            back = nxt <= i
             ctx.index = nxt if nxt >= 0 else -2 - nxt
-            if ctx.leave or ((back or self.handlers[i] is _slow) and
-                             (ctx.retired - start >= budget or self.stop.raised)):
+            if ctx.leave or self.stop.raised or polls and ctx.retired - start >= budget:
                 return
 
     def profile(self, on: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Protocol
 
 import numpy as np
 
+from m3jit.ir.eager_scalar import NAN
 from m3jit.ir.lower import ExitInfo, Region
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
@@ -213,6 +214,7 @@ class CompiledRegion:
                         continue
                 case "f64":
                     v = struct.unpack("<d", struct.pack("<q", int(frame[s.word])))[0]
+                    v = v if v == v else NAN     # a register's NaN is the canonical one
                 case "tensor":
                     a = fresh[s.word]
                     v = Tensor(s.type.dtype, [eval_dim(d, syms) for d in s.type.shape],
