@@ -98,7 +98,7 @@ def outcome(source: str, backend: str, max_steps: int) -> tuple:
     return ended, got, registers, vm.main.flags, vm.retired
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(12), 161, 253])       # the last two found mistakes once
 def test_compiled_and_interpreted_programs_agree(seed):
     source = program(seed)
     whole = outcome(source, "interpreter", 200_000)

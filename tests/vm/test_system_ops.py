@@ -154,7 +154,8 @@ def test_unknown_and_failing_extensions():
 
 def test_versions_and_capabilities():
     vm = run("VERSION r1\nVERSION r2, MAJOR\nVERSION r3, MINOR\nCAPABILITY_QUERY r4\n"
-             "CAPABILITY_ASSERT FEATURES, NUMBER=3\nCAPABILITY_QUERY r5, FEATURE, NUMBER=1\nCAPABILITY_QUERY r6, FEATURE, NUMBER=50\nHALT")
+             "CAPABILITY_ASSERT FEATURES, NUMBER=3\nCAPABILITY_QUERY r5, FEATURE, NUMBER=1\n"
+             "CAPABILITY_QUERY r6, FEATURE, NUMBER=50\nHALT")
     assert [vm.get(f"r{i}") for i in range(1, 7)] == [ISA_VERSION[0] << 16 | ISA_VERSION[1], *ISA_VERSION,
                                                       int(SUPPORTED), 1, 0]
 
