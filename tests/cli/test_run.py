@@ -155,6 +155,9 @@ def test_files_stay_in_their_folder(capfd, tmp_path):
 
 
 def test_imports_are_linked(capfd, tmp_path):
-    source(tmp_path, ".func twice(rX)\nADD rX, rX, rX\nRET\n", "lib.m3asm")
-    prog = source(tmp_path, '.import "lib.m3asm" AS lib\nLOADI r1, 21\nCALL lib.twice(r1)\nSTREAM r1\nHALT\n')
+    call(capfd, "asm", source(tmp_path, ".func twice(rX)\nADD rX, rX, rX\nRET\n", "lib.m3asm"))
+    prog = source(tmp_path, '.import "lib.m3b" AS lib\nLOADI r1, 21\nCALL lib.twice ARGS=[r1]\nSTREAM r1\nHALT\n')
     assert call(capfd, "run", prog).out == "42"
+    (tmp_path / "lib.m3b").unlink()
+    got = call(capfd, "run", prog)
+    assert got.code == 2 and "lib.m3b: no such file" in got.err
