@@ -6,8 +6,9 @@
 
 What a fenced block means is said by its first line:
 
-    ```console              `$ ` commands, run by one shell in a fresh folder for each document, each followed by its
-                            output (both streams); `...` stands for any part of a line, alone on a line for any lines
+    ```console              `$ ` commands, run by one shell for each document, in a fresh folder with a copy of
+                            examples/, each followed by its output (both streams); `...` stands for any part of a line,
+                            alone on a line for any lines
     ```console slow         the same, but run only with --slow (minutes, a network, a downloaded model)
     ```m3asm NAME.m3asm     a file of that folder (any language word and any file name); it is formatted if it is .m3asm
     ```m3asm                a fragment: it must assemble
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,7 @@ _MARK = "\x01"                                     # printed between commands
 
 @dataclass
 class Command:
-    """A `$ ` line with its continuation lines, and the output that stands below it."""
+    """A `$ ` line (with the lines its backslashes continue it on), and the output that stands below it."""
     text: str
     line: int                                      # of the document, from 1
     expected: list[str] = field(default_factory=list)
@@ -65,8 +67,8 @@ class Block:
         for n, line in enumerate(self.lines, self.line):
             if line.startswith("$ "):
                 out.append(Command(line[2:], n))
-            elif line.startswith("> ") and out and not out[-1].expected:
-                out[-1].text += "\n" + line[2:]
+            elif out and out[-1].text.endswith("\\"):
+                out[-1].text += "\n" + line
             elif out:
                 out[-1].expected.append(line)
         return out
