@@ -14,9 +14,10 @@ it a table of addresses).  Dense kernels have no table: page i stands at i * pag
 by `kv_append` with dtype F32, past 0.
 
 Schedule: up to FEW_TOKENS rows: one group per (token, block, kv head) writes partial results (`attn_blocks`), which
-`attn_combine` folds.  More rows: `attn_rows`, one group per 32 query rows of a kv head, finds M in a first pass over
-the keys and everything else in a second, so that nothing of size tokens x keys is ever stored.  All three may be
-launched one after the other (a barrier before attn_combine); those that do not apply have an empty grid.
+`attn_combine` folds.  More rows: `attn_rows`, one group per 16 query rows of a kv head, finds M in a first pass over
+the keys and everything else in a second, so that nothing of size tokens x keys is ever stored (the scores of the first
+2048 visible keys are kept in scratch, those beyond computed again).  All three may be launched one after the other (a
+barrier before attn_combine); those that do not apply have an empty grid.
 """
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ BLOCK = 64                                   # keys of a page and of a block
 FEW_TOKENS = 1                               # up to this many query tokens, blocks are spread over groups
 HEADER = 16                                  # floats before a partial mix: m_b, l_b, unused
 TILE = 4                                     # query rows whose scores are computed together
-GROUP_ROWS = 32                              # query rows of one group of attn_rows
+GROUP_ROWS = 16                              # query rows of one group of attn_rows
+KEPT_BLOCKS = 32                             # blocks whose scores attn_rows keeps from its first pass for the second
 NO_WINDOW = 1 << 40                          # window argument that hides nothing
 
 MEMORY_TYPE = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
@@ -144,9 +146,9 @@ class _Attention:
         self.cap = b.scalar("softcap", "f32") if g.softcap else None
         self.blocks = (self.keys + (BLOCK - 1)) // BLOCK
 
-    def scratch(self) -> None:
-        """Arrays of a tile: raw scores, then weights, of each row with the block's 64 keys."""
-        self.raw = self.b.scratch("scores", "f32", TILE * BLOCK)
+    def scratch(self, tiles: int = 1) -> None:
+        """Arrays of a tile: raw scores (of `tiles` tiles), then weights, of each row with the block's 64 keys."""
+        self.raw = self.b.scratch("scores", "f32", tiles * TILE * BLOCK)
         self.table = self.b.scratch("weights", "f32", TILE * BLOCK)
 
     def visible(self, token: Value) -> tuple[Value, Value]:
@@ -161,7 +163,7 @@ class _Attention:
     def query(self, token: Value, head: Value) -> Buffer:
         return self.q.at((token * self.g.heads + head) * (4 * self.g.head_dim))
 
-    def dots(self, queries: Sequence[Buffer], keys: Buffer) -> None:
+    def dots(self, queries: Sequence[Buffer], keys: Buffer, raw: Buffer) -> None:
         """raw = dot products of the queries with the block's keys, one key per lane."""
         b, d = self.b, self.g.head_dim
         acc = [b.var("f32", 0.0) for _ in queries]
@@ -172,12 +174,12 @@ class _Attention:
                 for a, q in zip(acc, queries):
                     a.set(b.fma(b.load("f32", q, i + u), k, a.get()))
         for r, a in enumerate(acc):
-            b.store_lanes("f32", self.raw, BLOCK * r, a.get())
+            b.store_lanes("f32", raw, BLOCK * r, a.get())
         b.sync()
 
-    def score(self, row: Value) -> Value:
+    def score(self, row: Value, raw: Buffer) -> Value:
         """Scaled (and capped) scores of the tile's row `row`."""
-        s = self.b.load_lanes("f32", self.raw, row * BLOCK) * self.scale
+        s = self.b.load_lanes("f32", raw, row * BLOCK) * self.scale
         return s if self.cap is None else self.cap * scalar_math.tanh(self.b, s / self.cap)
 
     def seen(self, lo: Value, hi: Value) -> Value:
@@ -235,9 +237,9 @@ def attn_blocks(g: Geometry) -> Kernel:
     a.scratch()
     with b.if_(lo < hi):
         with b.loop(0, tiles) as tile:
-            a.dots([a.query(token, head(tile, i)) for i in range(size)], keys)
+            a.dots([a.query(token, head(tile, i)) for i in range(size)], keys, a.raw)
             with b.loop(0, size) as i:
-                top, total = a.weights(i, a.score(i), lo, hi)
+                top, total = a.weights(i, a.score(i, a.raw), lo, hi)
                 b.store("f32", result(tile, i), 0, top)
                 b.store("f32", result(tile, i), 1, total)
             b.sync()
@@ -293,22 +295,27 @@ class _Rows:
         self.kv_head = b.group % g.kv_heads
         self.first = b.group // g.kv_heads * GROUP_ROWS
         self.last = b.imin(self.first + GROUP_ROWS, count) - 1
-        a.scratch()
+        a.scratch(GROUP_ROWS // TILE * (KEPT_BLOCKS + 1))
         self.tops = b.scratch("tops", "f32", GROUP_ROWS * BLOCK)       # running maxima per lane; later M in lane 0
         self.totals = b.scratch("totals", "f32", GROUP_ROWS)
         self.sums = b.scratch("sums", "f32", GROUP_ROWS * g.chunks * 64)
         self.mixed = b.scratch("mixed", "f32", TILE * 64)
         self.scales = b.scratch("scales", "f32", TILE)
         self.lows, self.highs = b.scratch("lows", "i64", TILE), b.scratch("highs", "i64", TILE)
+        # per row of the group: its first visible key, one past its last, its place in q and out
+        self.begins, self.ends = b.scratch("begins", "i64", GROUP_ROWS), b.scratch("ends", "i64", GROUP_ROWS)
+        self.places = b.scratch("places", "i64", GROUP_ROWS)
 
-    def place(self, slot: Value) -> tuple[Value, Value]:
-        """(token, head) of the group's row `slot`."""
-        row, heads = self.first + slot, self.g.group_heads
-        return row // heads, self.kv_head * heads + row % heads
-
-    def clear(self) -> None:
-        b, g = self.b, self.g
+    def start(self) -> None:
+        """Where the rows are and what they see; nothing summed yet.  Rows beyond the last stand for it."""
+        a, b, g = self.a, self.b, self.g
         with b.loop(0, GROUP_ROWS) as r:
+            row = b.imin(self.first + r, self.last)
+            token, head = row // g.group_heads, self.kv_head * g.group_heads + row % g.group_heads
+            lo, hi = a.visible(token)
+            b.store("i64", self.begins, r, lo)
+            b.store("i64", self.ends, r, hi)
+            b.store("i64", self.places, r, (token * g.heads + head) * g.head_dim)
             b.store_lanes("f32", self.tops, r * BLOCK, b.f32(float("-inf")))
             b.store("f32", self.totals, r, b.f32(0.0))
             with b.loop(0, g.chunks) as c:
@@ -317,45 +324,46 @@ class _Rows:
 
     def passes(self) -> None:
         """For every block and tile of TILE rows in which some row sees a key: the scores, then what the pass wants."""
-        a, b, g = self.a, self.b, self.g
-        lo, _ = a.visible(self.first // g.group_heads)
-        _, hi = a.visible(self.last // g.group_heads)
+        a, b = self.a, self.b
+        lo, hi = b.load("i64", self.begins, 0), b.load("i64", self.ends, GROUP_ROWS - 1)
+        first = lo // BLOCK
         with b.loop(0, 2) as second:
             with b.if_(second.equals(1)):
                 self.join_tops()
-            with b.loop(lo // BLOCK, (hi + (BLOCK - 1)) // BLOCK) as block:
+            with b.loop(first, (hi + (BLOCK - 1)) // BLOCK) as block:
                 keys = a.pages.keys(block, self.kv_head)
+                kept = b.imin(block - first, b.i64(KEPT_BLOCKS))         # the last place is for blocks not kept
                 with b.loop(0, self.last - self.first + 1, TILE) as tile:
-                    self.tile(second, block * BLOCK, keys, tile)
+                    raw = a.raw.at((tile * (KEPT_BLOCKS + 1) + kept * TILE) * (4 * BLOCK))
+                    fresh = second.equals(0) | kept.equals(KEPT_BLOCKS)
+                    self.tile(second, block * BLOCK, keys, tile, raw, fresh)
 
-    def tile(self, second: Value, start: Value, keys: Buffer, tile: Value) -> None:
+    def tile(self, second: Value, start: Value, keys: Buffer, tile: Value, raw: Buffer, fresh: Value) -> None:
+        """One tile of rows with one block; `raw` holds the scores unless they are to be computed afresh."""
         a, b = self.a, self.b
-        queries, lows, highs = [], [], []
-        for i in range(TILE):                # rows beyond the last stand for it; nothing is stored for them
-            token, head = self.place(b.imin(tile + i, self.last - self.first))
-            lo, hi = (a.within(v, start) for v in a.visible(token))
-            queries.append(a.query(token, head))
-            lows.append(lo)
-            highs.append(hi)
-            b.store("i64", self.lows, i, lo)
-            b.store("i64", self.highs, i, hi)
+        lows = [a.within(b.load("i64", self.begins, tile + i), start) for i in range(TILE)]
+        highs = [a.within(b.load("i64", self.ends, tile + i), start) for i in range(TILE)]
+        for i in range(TILE):
+            b.store("i64", self.lows, i, lows[i])
+            b.store("i64", self.highs, i, highs[i])
         # keys that every row sees are lo .. hi; positions are in order of the rows, so the ends are the outer rows'
         lo = lows[-1]
         hi = b.imax(lo, highs[0])
         with b.if_(lows[0] < highs[-1]):
-            a.dots(queries, keys)
+            with b.if_(fresh):
+                a.dots([a.q.at(b.load("i64", self.places, tile + i) * 4) for i in range(TILE)], keys, raw)
             rows = b.imin(self.last - self.first - tile + 1, b.i64(TILE))
             with b.if_(second.equals(0)):
-                self.find_tops(tile, rows)
+                self.find_tops(tile, rows, raw)
             with b.else_():
-                self.add_block(tile, rows, lo, hi, a.pages.values(keys))
+                self.add_block(tile, rows, raw, lo, hi, a.pages.values(keys))
 
-    def find_tops(self, tile: Value, rows: Value) -> None:
+    def find_tops(self, tile: Value, rows: Value, raw: Buffer) -> None:
         """First pass: running maximum of the visible scores, per lane."""
         a, b = self.a, self.b
         with b.loop(0, rows) as i:
             seen = a.seen(b.load("i64", self.lows, i), b.load("i64", self.highs, i))
-            s = b.select(seen, a.score(i), b.f32(float("-inf")))
+            s = b.select(seen, a.score(i, raw), b.f32(float("-inf")))
             at = (tile + i) * BLOCK
             b.store_lanes("f32", self.tops, at, b.fmax(b.load_lanes("f32", self.tops, at), s))
         b.sync()
@@ -368,18 +376,18 @@ class _Rows:
             b.store("f32", self.tops, r * BLOCK, top)
         b.sync()
 
-    def add_block(self, tile: Value, rows: Value, lo: Value, hi: Value, values: Buffer) -> None:
+    def add_block(self, tile: Value, rows: Value, raw: Buffer, lo: Value, hi: Value, values: Buffer) -> None:
         """Second pass: one block's weights and mix, added to the sums of the rows that see a key of it.
 
         Keys lo .. hi are walked for the whole tile at once, those before and after them row by row."""
         a, b, g = self.a, self.b, self.g
         with b.loop(0, TILE) as i:
-            slot = b.imin(tile + i, self.last - self.first)
+            slot = tile + i
             low, high = b.load("i64", self.lows, i), b.load("i64", self.highs, i)
-            top, total = a.weights(i, a.score(i), low, high)
+            top, total = a.weights(i, a.score(i, raw), low, high)
             e = scalar_math.exp(b, top - b.load("f32", self.tops, slot * BLOCK))
             b.store("f32", self.scales, i, e)
-            with b.if_((low < high) & (i < rows)):
+            with b.if_(low < high):
                 b.store("f32", self.totals, slot, b.fma(total, e, b.load("f32", self.totals, slot)))
         b.sync()
         for c in range(g.chunks):
@@ -408,13 +416,12 @@ class _Rows:
     def finish(self) -> None:
         a, b, g = self.a, self.b, self.g
         with b.loop(0, self.last - self.first + 1) as slot:
-            token, head = self.place(slot)
-            lo, hi = a.visible(token)
+            lo, hi = b.load("i64", self.begins, slot), b.load("i64", self.ends, slot)
             total = b.load("f32", self.totals, slot)
             for c in range(g.chunks):
                 y = b.load_lanes("f32", self.sums, (slot * g.chunks + c) * 64) / total
                 y = b.canonical_nan(b.select(lo < hi, y, b.f32(0.0)))
-                b.store_lanes("f32", a.out, (token * g.heads + head) * g.head_dim + 64 * c, y, _chunk_mask(b, g, c))
+                b.store_lanes("f32", a.out, b.load("i64", self.places, slot) + 64 * c, y, _chunk_mask(b, g, c))
 
 
 @functools.lru_cache(maxsize=None)
@@ -422,7 +429,7 @@ def attn_rows(g: Geometry) -> Kernel:
     """q r f32 [T, heads head_dim], base r pages[, table r i64], out w f32 [T, heads head_dim], T, past, keys,
     window i64, scale f32[, softcap f32].  Empty grid when T <= FEW_TOKENS."""
     rows = _Rows(g)
-    rows.clear()
+    rows.start()
     rows.passes()
     rows.finish()
     return rows.b.finish()
