@@ -163,7 +163,8 @@ def lower_element(lw: Lowering, n: Node) -> None:
     if x.op == "from_scalar":
         lw.scalar_of[n] = lw.scalar(x.args[0])
         return
-    lw.scalar_of[n] = lw.element(lw.of(x), MEMORY_OF[x.dtype.name], lw.i64(n.attrs["index"]), n.type.name)
+    index = lw.scalar(n.args[1]) if n.attrs["index"] is None else lw.i64(n.attrs["index"])
+    lw.scalar_of[n] = lw.element(lw.of(x), MEMORY_OF[x.dtype.name], index, n.type.name)
 
 
 # -- quantised matrices ------------------------------------------------------------------------------------------------

@@ -100,8 +100,8 @@ class Lifter(Recorder):
         if eval_dim(a, self.entry.actual) != eval_dim(b, self.entry.actual):
             return False
         self.guards.append((a, b))
-        if isinstance(a, int):
-            a, b = b, a
+        if isinstance(a, int) or (isinstance(a, Sym) and isinstance(b, DimExpr)):
+            a, b = b, a                                # an expression is named by a symbol, never the reverse
         self.same_as[a] = b
         return True
 
@@ -201,19 +201,27 @@ class Lifter(Recorder):
         if not self.same_as:
             return
 
-        def canonical(d: Dim) -> Dim:
-            d = self.canonical(d)
+        def rebuilt(d: Dim, part: Callable[[Dim], Dim]) -> Dim:
             if isinstance(d, DimExpr):
-                a, b = canonical(d.a), canonical(d.b)
-                return {"mul": dim_mul, "add": dim_add, "ceildiv": dim_ceildiv}[d.op](a, b)
-            return d
+                return {"mul": dim_mul, "add": dim_add, "ceildiv": dim_ceildiv}[d.op](part(d.a), part(d.b))
+            return self.canonical(d)
+
+        def canonical(d: Any) -> Any:
+            if isinstance(d, tuple):
+                return tuple(map(canonical, d))
+            return rebuilt(self.canonical(d), canonical) if isinstance(d, (Sym, DimExpr)) else d
+
+        def named(d: Dim) -> Dim:
+            """The expression over the symbols that are left; not replaced itself, or the guard would say nothing."""
+            return rebuilt(d, named)
         for n in [*self.inputs.values(), *(p for b in self.blocks for p in b.params),
                   *(n for b in self.blocks for n in b.nodes())]:
             if isinstance(n.type, TensorType):
-                n.type = TensorType(n.type.dtype, tuple(canonical(d) for d in n.type.shape))
-            if "dim" in n.attrs:
-                n.attrs["dim"] = canonical(n.attrs["dim"])
-        self.guards = [(a, b) for a, b in self.guards if isinstance(a, DimExpr) or isinstance(b, DimExpr)]
+                n.type = TensorType(n.type.dtype, canonical(n.type.shape))
+            for key, v in n.attrs.items():
+                if isinstance(v, (Sym, DimExpr, tuple)):
+                    n.attrs[key] = canonical(v)
+        self.guards = [(named(a), named(b)) for a, b in self.guards if isinstance(a, DimExpr) or isinstance(b, DimExpr)]
 
     def edge(self, pc: int) -> Goto:
         """Go to the version of the block at `pc` that fits the current types; leave when there are too many."""

@@ -257,6 +257,13 @@ class TraceXp(TraceLayout):
                 return total.a
             if total.a == by:
                 return total.b
+        if isinstance(by, int) and by > 0:
+            from m3jit.ir.tensor import dim_ceildiv
+            if self.same(total, by):                         # 1 broadcasts, so it must be known
+                return 1
+            quotient = dim_ceildiv(total, by)                # exact today; the guard keeps it so
+            if self.same(dim_mul(quotient, by), total):
+                return quotient
         raise Untraceable(f"cannot divide {total} by {by}")
 
     def broadcast(self, x, shape):
@@ -403,14 +410,24 @@ class TraceXp(TraceLayout):
         return self.node("compare", I64T, x, y)
 
     def element(self, x, index: Any) -> Node:
-        """Element `index` of the flattened tensor as a scalar; the index must be visibly in range."""
+        """Element `index` of the flattened tensor as a scalar; where it is not visibly in range, that is checked."""
         x = self.tensor(x)
-        if not isinstance(index, int):
-            raise Untraceable("element index in a register")
         total = x.type.count()
-        if x.dtype.is_block or x.dtype.kind == "bool" or not isinstance(total, int) or not 0 <= index < total:
-            raise Untraceable("element")
-        return self.node("element", F64T if x.dtype.kind == "float" else I64T, x, index=index)
+        if x.dtype.is_block or x.dtype.kind == "bool":
+            raise Untraceable("element of this tensor")
+        kind = F64T if x.dtype.kind == "float" else I64T
+        if isinstance(index, int) and isinstance(total, int):
+            if not 0 <= index < total:
+                raise Untraceable("element outside the tensor")
+            return self.node("element", kind, x, index=index)
+        at = self.as_scalar(index)
+        if at.type != I64T or (isinstance(index, int) and index < 0):
+            raise Untraceable("element index")
+        if not isinstance(index, int):
+            self.r.check(self.node("le", B1T, self.const(0), at), "element before the tensor")
+        end = self.const(total) if isinstance(total, int) else self.node("dim", I64T, dim=total)
+        self.r.check(self.node("lt", B1T, at, end), "element behind the tensor")
+        return self.node("element", kind, x, at, index=None)
 
     # -- matrices and models --------------------------------------------------------------------------------------------
     def matmul(self, x, w, transposed: bool = False):
