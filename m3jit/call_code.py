@@ -82,7 +82,8 @@ def bound_call(program: Any, variant: Any, syms: dict[Sym, int]) -> Any:
     args = ", ".join([*(f"a{i}" for i in range(len(variant.types))), "out"])
     env = {"pop": pop, "push": push, "new": new}
     exec(_CALL.format(args=args), env)
-    return Call(env["call"], f"compiled, {threads} thread{'s' if threads > 1 else ''}", arena)
+    writer.call = Call(env["call"], f"compiled, {threads} thread{'s' if threads > 1 else ''}", arena)
+    return writer.call
 
 
 _CALL = """
@@ -98,6 +99,17 @@ def call({args}):
 """
 
 
+def stored_shape(dtype: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the array that holds a tensor: rows of packed bytes for block types."""
+    return (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.is_block else shape
+
+
+def over(dtype: Any, array: np.ndarray) -> Tensor:
+    """The tensor an array of stored values holds."""
+    shape = (*array.shape[:-1], array.shape[-1] // dtype.nbytes * dtype.block) if dtype.is_block else array.shape
+    return Tensor(dtype, shape, array)
+
+
 class _Writer:
     """Writes `run` for one variant and one set of dimensions."""
 
@@ -105,11 +117,14 @@ class _Writer:
         self.program, self.variant, self.region, self.syms = program, variant, variant.region, syms
         self.index = {k: i for i, k in enumerate(program._in_keys)}
         self.tensor = [isinstance(t, TensorType) for t in variant.types]
-        self.env: dict[str, Any] = {"slot": _slot, "empty": np.empty, "plain": arguments.plain, "Tensor": Tensor,
+        self.env: dict[str, Any] = {"slot": _slot, "empty": np.empty, "plain": arguments.plain, "Tensor": Tensor, "over": over,
                                     "interpret": self._interpret, "take": self._take}
         self.given = self._given()
+        self.call: Any = None
 
     def _interpret(self, args: tuple, out: Any) -> Any:
+        """The region left before the program's end: run it from the start on the interpreter."""
+        self.call.left += 1
         values = [Tensor(t.dtype, a.shape, a) if isinstance(t, TensorType) else a
                   for t, a in zip(self.variant.types, args)]
         return self.program._interpret(values, out)
@@ -187,7 +202,7 @@ class _Writer:
         out = []
         self.shape_of: dict[int, tuple] = {}
         for word, t in self.region.outputs:
-            shape = tuple(eval_dim(dim, self.syms) for dim in t.shape)
+            shape = stored_shape(t.dtype, tuple(eval_dim(dim, self.syms) for dim in t.shape))
             self.env[f"s{word}"], self.env[f"t{word}"] = shape, t.dtype.numpy
             fresh = f"o{word} = empty(s{word}, t{word})"
             i = self.given.get(word)
@@ -239,7 +254,11 @@ class _Writer:
             if key not in self.index:
                 self.env[f"never{i}"] = self._never
                 return f"never{i}({self.program.outputs[i]!r})"
-            return self._copied(args[self.index[key]], self.variant.types[self.index[key]])
+            t, a = self.variant.types[self.index[key]], args[self.index[key]]
+            if not isinstance(t, TensorType):
+                return a
+            special = t.dtype.is_block or t.dtype is BF16
+            return f"over({self._named(t.dtype)}, {a}.copy())" if special else f"{a}.copy()"
         if store.how in ("i64", "f64"):
             return f"{'w' if store.how == 'i64' else 'd'}[{store.word}]"
         if store.how == "weight":
@@ -270,7 +289,7 @@ class _Writer:
         """The array as the register's type says (a reshape renames it only)."""
         shape = tuple(eval_dim(d, self.syms) for d in t.shape)
         if t.dtype.is_block:
-            return f"Tensor({self._named(t.dtype)}, {shape}, {array})"
+            return f"Tensor({self._named(t.dtype)}, {shape}, {array}.reshape({stored_shape(t.dtype, shape)}))"
         if stored is None or tuple(eval_dim(d, self.syms) for d in stored.shape) != shape:
             array = f"{array}.reshape({shape})"
         return f"Tensor({self._named(BF16)}, {shape}, {array})" if t.dtype is BF16 else array

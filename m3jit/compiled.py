@@ -18,7 +18,7 @@ import numpy as np
 
 from m3jit import arguments
 from m3jit.errors import M3Error, UserError
-from m3jit.ir.tensor import Function, Leave, Sym, TensorType, Type, eval_dim
+from m3jit.ir.tensor import Function, Leave, Sym, TensorType, Type, dim_syms, eval_dim
 from m3jit.isa.fields import BANK_LETTERS, Reg
 from m3jit.isa.types import Tensor
 from m3jit.vm import regions as region_factory
@@ -104,6 +104,7 @@ class Call:
     run: Callable[..., Any]
     note: str
     arena: int = 0
+    left: int = 0                   # runs that left compiled code and were done by the interpreter
 
 
 class CompiledProgram:
@@ -262,9 +263,9 @@ class CompiledProgram:
             return None, str(e)                  # a constant that cannot be had: the machine traps there
         if f is None:
             return None, "its first instruction is not compiled"
-        leaves = [lv for b in f.blocks for lv in b.leaves()]
-        if not any(self._is_end(lv) for lv in leaves):
-            return None, next((f"{lv.reason} (pc 0x{lv.pc:04x})" for lv in leaves), "it never ends")
+        ends = [b.end for b in f.blocks if isinstance(b.end, Leave)]
+        if not any(self._is_end(lv) for lv in ends):
+            return None, next((f"{lv.reason} (pc 0x{lv.pc:04x})" for lv in ends), "it never ends")
         return f, ""
 
     def _is_end(self, leave: Leave) -> bool:
@@ -281,6 +282,8 @@ class CompiledProgram:
             region, native = self._compiler.compile(f, "program")
         if region.kv:
             return None, "it keeps a key/value stream"
+        known = {s for n in f.inputs.values() if n.is_tensor for d in n.type.shape for s in dim_syms(d)}
+        work = [d for d in work if known.issuperset(dim_syms(d))]         # inputs that nobody reads are gone
         done = [i for i, e in enumerate(region.exits) if self._ends_at(e.pc)]
         polls = {i for i, e in enumerate(region.exits) if e.reason == "poll"} if loop else set()
         return Variant(types, f, region, native, self._compiler.weights.pointer, work, done, polls), ""
@@ -311,7 +314,9 @@ class CompiledProgram:
     def report(self) -> str:
         """One line for each set of dtypes and shapes seen: how it runs, and why when that is the interpreter."""
         with self._lock:
-            return "\n".join(f"{self._say(kinds, key)}: {call.note}" for (kinds, key), call in self._calls.items())
+            return "\n".join(f"{self._say(kinds, key)}: {call.note}" +
+                             (f"; left {call.left} times for the interpreter" if call.left else "")
+                             for (kinds, key), call in self._calls.items())
 
     @staticmethod
     def _say(kinds: str, key: tuple) -> str:
