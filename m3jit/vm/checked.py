@@ -45,7 +45,8 @@ class Checker:
         where = f"region at 0x{pc:04x}, {count} instructions"
         if ctx.trap is not None:
             raise InternalError(f"{where}: compiled code completed what the interpreter refuses: {ctx.trap}")
-        at = self.vm.image.pcs[ctx.index] if ctx.index < len(self.vm.image.pcs) else -1
+        image = self.vm.image
+        at = image.pcs[ctx.index] if ctx.index < len(image.pcs) else len(image.text)
         if at != new:
             raise InternalError(f"{where}: compiled code goes on at 0x{new:04x}, the interpreter at 0x{at:04x}")
         differ(where, compiled, outcome(ctx))

@@ -177,14 +177,14 @@ class Interpreter:
             return
         fast, slow = self._bind(i)
         self.plain[i] = fast if fast is not None else slow
-        regions, index_of, heads = self.regions, self.image.index_of, self.heads
+        regions, heads = self.regions, self.heads
         plain, is_fast = self.plain[i], fast is not None
 
         def enter(ctx: Context) -> int:
             ctx.index = i
             new = regions.enter(ctx, pc)
             if new is not None:
-                j = index_of[new]
+                j = self._index(new)          # past the last instruction: traps there
                 return j if j in heads else -2 - j
             nxt = plain(ctx)
             if not is_fast:
