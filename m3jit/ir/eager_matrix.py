@@ -13,9 +13,8 @@ from m3jit.ir.eager_math import fma32
 from m3jit.ir.eager_reduce import LANES, tree
 from m3jit.ir.eager_values import describe, float_tensor, floats, index_tensor, make, tensor, to_f32, widen
 from m3jit.ir.rope_frequencies import rope_frequencies
-from m3jit.isa.types import F32, FLOATS, I8, DType, Tensor
+from m3jit.isa.types import ACTIVATION_BLOCK, F32, FLOATS, I8, DType, Tensor
 
-QUANT_BLOCKS = {"Q8_0": 32, "Q4_0": 32, "Q4_1": 32, "Q4_K": 256, "Q6_K": 256}
 UNPACKED = 1 << 20                  # weight elements widened at a time
 
 
@@ -172,12 +171,12 @@ class Matrix:
     def qmatmul(self, x, w):
         """x [.., K], quantised to int8 blocks, times block-quantised w [N, K] -> F32 [.., N]; integer dots."""
         x, w = float_tensor(x), self._weight(w)
-        if w.dtype.name not in QUANT_BLOCKS:
-            raise OperandError(f"an integer product needs weights of type {' '.join(QUANT_BLOCKS)}, got {describe(w)}")
+        if w.dtype.name not in ACTIVATION_BLOCK:
+            raise OperandError(f"an integer product needs weights of type {' '.join(ACTIVATION_BLOCK)}, got {describe(w)}")
         n, k = w.shape
         self._inner(x, k, w)
         rows = np.ascontiguousarray(widen(x)).reshape(_rows(x), k)
-        q, d = quantize_rows(rows, QUANT_BLOCKS[w.dtype.name])
+        q, d = quantize_rows(rows, ACTIVATION_BLOCK[w.dtype.name])
         out = np.empty((len(rows), n), np.float32)
         step = max(1, UNPACKED // max(k, 1))
         for at in range(0, n, step):

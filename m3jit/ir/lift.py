@@ -13,7 +13,8 @@ from typing import Any, Callable, Protocol
 from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, Dim, DimExpr, Function, Goto, Leave,
                              Node, OpaqueType, Retired, Sym, TensorType, Type, dim_add, dim_ceildiv, dim_mul, eval_dim,
                              weight_name)
-from m3jit.ir.trace import KVRef, Recorder, TraceXp, Untraceable
+from m3jit.ir.trace import Recorder, TraceXp, Untraceable
+from m3jit.ir.trace_model import KVRef
 from m3jit.isa.fields import (REQUIRED, SPECIAL, STATE, FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, ShapeField)
 from m3jit.isa.table import Instruction
 

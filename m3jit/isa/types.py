@@ -62,6 +62,8 @@ FLOATS = (F32, F16, BF16)
 INTS = (I8, U8, I16, I32, I64)
 PLAIN = FLOATS + INTS + (BOOL,)
 WEIGHTS = (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)     # what a weight matrix may be in this version
+# block types with an integer dot product -> elements of a block of quantised activations
+ACTIVATION_BLOCK = {"Q8_0": 32, "Q4_0": 32, "Q4_1": 32, "Q4_K": 256, "Q6_K": 256}
 MAX_RANK = 5
 
 _FROM_NUMPY = {"float32": F32, "float16": F16, "int8": I8, "uint8": U8, "int16": I16, "int32": I32, "int64": I64,

@@ -1,0 +1,114 @@
+"""The tracer's matrix and model primitives (mixed into `TraceXp`)."""
+from __future__ import annotations
+
+from typing import Any
+
+from m3jit.ir.tensor import B1T, I64T, Node, OpaqueType, TensorType
+from m3jit.isa import types as T
+
+
+class KVRef:
+    """A KV stream operand while tracing.  `lengths`: layer -> i64 node of rows now; geometry is set at creation."""
+    __slots__ = ("key", "heads", "head_dim", "dtype", "lengths", "recorder")
+
+    def __init__(self, key, heads, head_dim, dtype, lengths):
+        self.key, self.heads, self.head_dim, self.dtype, self.lengths = key, heads, head_dim, dtype, dict(lengths)
+
+    def copy(self) -> "KVRef":
+        return KVRef(self.key, self.heads, self.head_dim, self.dtype, self.lengths)
+
+
+class TraceModel:
+    """Mixin of `TraceXp`."""
+
+    def matmul(self, x, w, transposed: bool = False):
+        x, w = self.tensor(x), self.tensor(w)
+        if x.rank < 1 or w.rank != 2 or x.dtype not in T.FLOATS or (w.dtype not in T.FLOATS and not w.dtype.is_block):
+            raise self.error("matmul operands")
+        x = self.cast(x, T.F32)
+        n, k = (w.shape[0], w.shape[1]) if transposed else (w.shape[1], w.shape[0])
+        if not self.same(x.shape[-1], k) or (w.dtype.is_block and not transposed):
+            raise self.error(f"matmul {x.shape} by {w.shape}")
+        return self.node("matmul", TensorType(T.F32, (*x.shape[:-1], n)), x, w, transposed=transposed)
+
+    def quantize_activation(self, x, block: int):
+        x = self.tensor(x)
+        k = x.shape[-1]
+        if x.dtype is not T.F32 or not isinstance(k, int) or k % block:
+            raise self.error("quantize_activation")
+        return self.node("quantize_activation", OpaqueType(f"q8/{block}"), x, block=block)
+
+    def qmatmul(self, x, w):
+        x, w = self.tensor(x), self.tensor(w)
+        if w.rank != 2 or w.dtype.name not in T.ACTIVATION_BLOCK or x.shape[-1] != w.shape[1]:
+            raise self.error(f"qmatmul {x.type} by {w.type}")
+        if w.op != "weight":
+            raise self.error("qmatmul needs a weight that is known when the region is compiled")
+        if x.dtype is not T.F32:
+            x = self.cast(x, T.F32)
+        q = self.quantize_activation(x, T.ACTIVATION_BLOCK[w.dtype.name])
+        return self.node("qdot", TensorType(T.F32, (*x.shape[:-1], w.shape[0])), q, w)
+
+    def embed(self, ids, table):
+        table = self.tensor(table)
+        if isinstance(ids, int) or (isinstance(ids, Node) and ids.is_scalar):
+            ids = self.node("from_scalar", TensorType(T.I64, (1,)), self.as_scalar(ids))
+        ids = self.tensor(ids)
+        if ids.dtype not in (T.I32, T.I64) or table.rank != 2 or not isinstance(table.shape[1], int):
+            raise self.error("embed operands")
+        ok = self.node("in_bounds", B1T, ids, limit=table.shape[0])
+        self.r.check(ok, "token id outside the table")
+        shape = (ids.type.count(), table.shape[1])
+        return self.node("embed", TensorType(T.F32, shape), ids, table)
+
+    def rope(self, x, pos, *, head_dim, theta, pairing, scale=1.0, factors=None):
+        x = self.tensor(x)
+        if x.rank != 2 or x.dtype is not T.F32 or not isinstance(x.shape[-1], int) or head_dim <= 0 or head_dim % 2 or \
+                x.shape[-1] % head_dim or not 0 < theta < float("inf"):
+            raise self.error("rope")
+        args = [x, self.as_scalar(pos)] + ([] if factors is None else [self.tensor(factors)])
+        return self.node("rope", x.type, *args, head_dim=head_dim, theta=theta, pairing=pairing, scale=scale)
+
+    def _attention_shapes(self, q, heads, kv_heads, head_dim):
+        if q.rank != 2 or q.dtype is not T.F32 or q.shape[1] != heads * head_dim or heads % kv_heads:
+            raise self.error(f"attention query {q.type} with {heads} heads of {head_dim}")
+
+    def attention(self, q, k, v, *, heads, kv_heads, head_dim, scale, causal, window, softcap, past=0):
+        q, k, v = map(self.tensor, (q, k, v))
+        self._attention_shapes(q, heads, kv_heads, head_dim)
+        if any(t.dtype is not T.F32 or t.rank != 2 or t.shape[1] != kv_heads * head_dim for t in (k, v)):
+            raise self.error("attention keys or values")
+        if not self.same(k.shape[0], v.shape[0]):
+            raise self.error("attention: keys and values differ in number")
+        return self.node("attention", q.type, q, k, v, self.as_scalar(past), heads=heads, kv_heads=kv_heads,
+                         head_dim=head_dim, scale=scale, causal=causal, window=window, softcap=softcap)
+
+    def kv_append(self, kv, layer: int, k, v, *, kv_heads, head_dim):
+        if not isinstance(kv, KVRef):
+            raise self.error("the KV operand is not a stream in an S register")
+        k, v = self.tensor(k), self.tensor(v)
+        if any(t.dtype is not T.F32 or t.rank != 2 or t.shape[1] != kv_heads * head_dim for t in (k, v)) or \
+                not self.same(k.shape[0], v.shape[0]):
+            raise self.error("kv_append operands")
+        if kv.heads is None:
+            kv.heads, kv.head_dim = kv_heads, head_dim
+        if (kv.heads, kv.head_dim) != (kv_heads, head_dim):
+            raise self.error("the stream has another geometry")
+        past = kv.lengths.get(layer)
+        if past is None:
+            past = self.r.kv_length(kv, layer)
+        if k.shape[0] != 1:
+            self.r.abandon_point()
+        out = kv.copy()
+        out.lengths[layer] = self.node("kv_append", I64T, k, v, past, kv=kv.key, layer=layer, kv_heads=kv_heads,
+                                       head_dim=head_dim, dtype=kv.dtype)
+        return out
+
+    def kv_attention(self, q, kv, layer: int, *, heads, kv_heads, head_dim, scale, causal, window, softcap):
+        q = self.tensor(q)
+        if not isinstance(kv, KVRef) or layer not in kv.lengths:
+            raise self.error("attention over a stream without rows appended in this region")
+        self._attention_shapes(q, heads, kv_heads, head_dim)
+        return self.node("kv_attention", q.type, q, kv.lengths[layer], kv=kv.key, layer=layer, heads=heads,
+                         kv_heads=kv_heads, head_dim=head_dim, scale=scale, causal=causal, window=window,
+                         softcap=softcap, dtype=kv.dtype)
