@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from m3jit.ir.tensor import F64T, I64T, Node, TensorType
-from m3jit.ir.trace import KVRef, Recorder, TraceXp, Untraceable
+from m3jit.ir.trace import Recorder, TraceXp, Untraceable
+from m3jit.ir.trace_model import KVRef
 from m3jit.isa import table
 from m3jit.isa.fields import Hidden, PayloadReg, RegField
 from m3jit.isa.kv import KVStream
@@ -19,7 +20,7 @@ from tests.ops.test_witness import MODULES
 
 # These are executed by the interpreter, whatever their operands are.
 INTERPRETED = {"KV_TRUNCATE": "shortens a stream", "KV_COMPRESS": "copies a stream's rows", "HASH": "sequential by nature",
-               "CHECKSUM": "sequential by nature", "QUANTIZE": "packs bytes"}
+               "CHECKSUM": "sequential by nature"}
 
 
 class Nodes(Recorder):
