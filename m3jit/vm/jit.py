@@ -36,6 +36,7 @@ class Point:
     looked: bool = False
     dead: bool = False          # nothing at this pc can be compiled
     weight: int = 0             # bytes one pass touches, from the first lifting
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Compiler:
@@ -80,14 +81,16 @@ def touched_bytes(f: Function, syms: dict[Sym, int]) -> int:
 class Jit:
     """The `regions` of an interpreter (m3jit.vm.interpreter.Regions)."""
 
-    def __init__(self, image: Any, machine: Any, compiler: Compiler, stop_word: Any, eager: bool = False):
+    def __init__(self, image: Any, machine: Any, compiler: Compiler, stop_word: Any, eager: bool = False,
+                 points: dict[int, Point] | None = None):
         self.image, self.machine, self.compiler, self.eager = image, machine, compiler, eager
         self.stop_address = stop_word.word.ctypes.data
-        self.points = {pc: Point(pc) for pc in entry_points(image)}
-        self.entries: Iterable[int] = tuple(self.points)
+        self.points = points if points is not None else new_points(image)
+        self.entries: Iterable[int] = tuple(pc for pc, point in self.points.items() if not point.dead)
         self.interpreter: Any = None             # set by the machine: asked to stop asking about dead points
         self.log: list[str] = []
-        self.regions: list[CompiledRegion] = []
+        self.regions: list[CompiledRegion] = []  # those this machine has entered, in order of first use
+        self.used: set[CompiledRegion] = set()
 
     # -- program view for lifting -----------------------------------------------------------------------------------
     @property
@@ -124,6 +127,9 @@ class Jit:
             region.seconds += time.perf_counter() - start
         else:
             info, retired = region.run(regs, syms, self.stop_address, ctx.budget)
+        if region not in self.used:
+            self.used.add(region)
+            self.regions.append(region)
         region.entries += 1
         region.retired += retired
         ctx.retired += retired
@@ -154,11 +160,13 @@ class Jit:
         if not (self.eager or point.weight >= ENOUGH_BYTES or point.visits >= HOT_VISITS or
                 (loop and point.visits >= LOOP_VISITS) or point.variants):
             return None
-        with self.compiler.lock:
+        with point.lock:
+            for made in point.variants:              # by another machine of the same program, meanwhile
+                if made.matches(regs) is not None:
+                    return made
             region, native = self.compiler.compile(f, f"r{point.pc:x}")
-        compiled = CompiledRegion(region, native, self.compiler.weights.pointer, self.compiler.threads)
-        point.variants.append(compiled)
-        self.regions.append(compiled)
+            compiled = CompiledRegion(region, native, self.compiler.weights.pointer, self.compiler.threads)
+            point.variants.append(compiled)
         if len(point.variants) > 3:
             self.log.append(f"region at {point.pc:#x} has {len(point.variants)} variants")
         return compiled
@@ -207,3 +215,22 @@ class ContextRegisters:
             self.ctx.flags = value
         else:
             self.ctx.rng = value
+
+
+def new_points(image: Any) -> dict[int, Point]:
+    """The entry points of a program, nothing compiled yet."""
+    return {pc: Point(pc) for pc in entry_points(image)}
+
+
+def shared_points(image: Any, models: Any, backend: str, threads: int) -> dict[int, Point]:
+    """The entry points that all machines of one program share, with what any of them compiled.
+
+    Weights are part of compiled regions, so machines share only when they have the same model provider."""
+    if image.program is None:
+        return new_points(image)
+    store = image.program.__dict__.setdefault("_compiled_regions", {})
+    provider, points = store.get((backend, threads), (None, None))
+    if points is None or provider is not models:
+        points = new_points(image)
+        store[(backend, threads)] = (models, points)
+    return points

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Protocol
 
@@ -89,6 +90,7 @@ class CompiledRegion:
         self.types = [(k, n.type) for k, n in region.function.inputs.items()
                       if not (isinstance(k, tuple) and k[0] == "kvlen")]
         self.layouts: dict[tuple, list[Layout]] = {}
+        self.lock = threading.Lock()
         self.weight_words: list[tuple[int, int]] | None = None
         self.keep: list[Any] = []
         self.entries = 0
@@ -176,13 +178,14 @@ class CompiledRegion:
     def _layout(self, syms: dict[Sym, int]) -> Layout:
         """A free frame for these dimensions; of rarely used dimensions only the newest few are kept."""
         key = tuple(syms.values())
-        free = self.layouts.get(key)
-        if free is None:
-            while len(self.layouts) >= MAX_LAYOUTS:
-                del self.layouts[next(iter(self.layouts))]
-            free = self.layouts[key] = []
-        if free:
-            return free.pop()
+        with self.lock:
+            free = self.layouts.get(key)
+            if free is None:
+                while len(self.layouts) >= MAX_LAYOUTS:
+                    del self.layouts[next(iter(self.layouts))]
+                free = self.layouts[key] = []
+            if free:
+                return free.pop()
         layout = self._new_layout(syms)
         layout.owner = free
         return layout

@@ -23,6 +23,7 @@ from m3jit.paths import cache_root
 MAGIC = b"m3jitR16\x01\x00\x00\x00\x00\x00\x00\x00"
 HEADER = 64
 LIMIT_BYTES = 16 << 30                      # of all layout files together; the oldest go first
+TRIM_EVERY = 64                             # files made between two looks at the total size
 
 
 class WeightStore:
@@ -91,6 +92,8 @@ class WeightStore:
             self.in_memory += nbytes
             return layout.repack(t.dtype, t.data, rows, cols)
         self.mapped += nbytes
+        if self.packed_now % TRIM_EVERY == 1:
+            self.trim()
         return found
 
     def _map(self, path: Path, head: bytes, nbytes: int) -> np.ndarray | None:
