@@ -229,11 +229,16 @@ def anchors(text: str) -> set[str]:
     return out
 
 
+def links(line: str) -> list[str]:
+    """The targets of a line's links."""
+    return _LINK.findall(line)
+
+
 def check_links(document: Path) -> list[Problem]:
     """Relative links must name files of the repository, and anchors headings of them."""
     problems = []
     for n, line in outside_fences(document.read_text(encoding="utf-8")):
-        for target in _LINK.findall(line):
+        for target in links(line):
             if re.match(r"[a-z]+:", target):
                 continue
             path, _, anchor = target.partition("#")
