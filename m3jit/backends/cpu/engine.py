@@ -192,6 +192,12 @@ class Engine:
                 self._regions.popitem(last=False)
             return native
 
+    def function(self, text: str, symbol: str, imports: dict[str, int]) -> "_Unit":
+        """Native code of a function in LLVM IR that calls `imports` (name -> address), for entries from other languages;
+        `.address` is valid as long as the result is kept.  Not cached: such text holds addresses of this process."""
+        with self._lock:
+            return self._link(self._machine.emit_object(self._optimised(text)), symbol, (), imports)
+
     def kernel(self, kernel: Kernel) -> Callable[[Sequence, int], None]:
         """A function of (list of NumPy arrays and numbers in parameter order, nthreads) that runs the kernel."""
         region = self.region(_single_launch(kernel))
