@@ -4,7 +4,8 @@ from __future__ import annotations
 from typing import Any
 
 from m3jit.ir.plan import SCALAR_OPS
-from m3jit.ir.tensor import (B1T, I64T, Check, CondGoto, Function, Goto, Node, TensorType, dim_syms, substitute)
+from m3jit.ir.tensor import (B1T, I64T, Check, CondGoto, DimExpr, Function, Goto, Node, Sym, TensorType, dim_syms,
+                             substitute)
 from m3jit.ir.trace import wrap64
 
 EFFECTS = {"kv_append"}                   # nodes that stay although nobody reads them
@@ -158,8 +159,8 @@ def eliminate_dead(f: Function) -> None:
     for n in live:
         if isinstance(n.type, TensorType):
             used.update(s for d in n.type.shape for s in dim_syms(d))
-        if "dim" in n.attrs:
-            used.update(dim_syms(n.attrs["dim"]))
+        for v in n.attrs.values():
+            used.update(s for d in (v if isinstance(v, tuple) else (v,)) if isinstance(d, (Sym, DimExpr)) for s in dim_syms(d))
     f.syms = {s: where for s, where in f.syms.items() if s in used}
     needed = {key for key, _ in f.syms.values()}
     for key in [k for k, n in f.inputs.items() if n not in live and k not in needed]:
