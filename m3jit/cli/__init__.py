@@ -36,6 +36,7 @@ def debug() -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code.  Errors become messages on standard error, never tracebacks."""
+    _open_standard_streams()
     before = None
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)
@@ -50,9 +51,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    from click.exceptions import Exit
     from m3jit.cli.commands import group
-    result = group.main(args=None if argv is None else list(argv), prog_name="m3jit", standalone_mode=False)
+    try:
+        with group.make_context("m3jit", list(sys.argv[1:] if argv is None else argv)) as context:
+            result = group.invoke(context)
+    except Exit as done:                               # --help and --version
+        return done.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _open_standard_streams() -> None:
+    """Standard streams that were closed: the files opened next must not become them.  Writing to such an output fails."""
+    for name, number, mode in (("stdin", 0, os.O_RDONLY), ("stdout", 1, os.O_RDONLY), ("stderr", 2, os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, mode)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
 
 
 def _terminate(number: int, frame: Any) -> None:
@@ -68,7 +85,7 @@ def report(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, (SinkClosed, BrokenPipeError)):
         return CLOSED_PIPE
-    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
+    if isinstance(error, KeyboardInterrupt):
         return _say("interrupted", INTERRUPTED)
     if isinstance(error, InternalError):
         return _say(f"{error}\n(M3_DEBUG=1 shows where)", error.exit_code)

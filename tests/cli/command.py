@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,10 +51,10 @@ def process(*args: Any, stdin: bytes = b"", timeout: float = 60, env: dict[str, 
 
 
 def start(*args: Any, **options: Any) -> subprocess.Popen:
-    """Start a command with pipes."""
+    """Start a command with pipes; it hears Ctrl-C even where the tests run in the background."""
     options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.Popen([*COMMAND, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            env=environment(), **options)
+                            env=environment(), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
 
 def finish(child: subprocess.Popen, timeout: float = 60) -> Result:

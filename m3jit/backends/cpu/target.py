@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from m3jit.errors import UnsupportedError
+
 LEVELS = ("baseline", "avx2", "avx512", "native")
 
 # level -> (LLVM CPU name, extra features, features that the host must have to run the code)
@@ -30,7 +32,7 @@ _X86_FEATURES: dict[str, frozenset[str]] = {
 }
 
 
-class TargetError(Exception):
+class TargetError(UnsupportedError):
     """The asked-for instruction set level is unknown or the host cannot run it."""
 
 
