@@ -1,7 +1,8 @@
 """Renders a kernel as LLVM IR for NVPTX (a group is a thread block, a lane a thread), and that as PTX text.
 
 The same LLVM that makes CPU code emits the PTX, so no CUDA tool kit is needed.  Nothing is contracted or approximated:
-fma appears only where the loop IR says fma; division and square root are the rounded ones.
+fma appears only where the loop IR says fma; division and square root are the rounded ones.  Every access is aligned to
+its own size, as the layouts keep it (a GPU has no other accesses).
 """
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Sequence
 from m3jit.ir.loop import MEMORY, Kernel, Value
 
 _TYPE = {"b1": "i1", "i32": "i32", "i64": "i64", "f32": "float", "f64": "double"}
-_MEMORY_TYPE = {"i8": "i8", "u8": "i8", "i16": "i16", "u16": "i16", "i32": "i32", "i64": "i64", "f16": "half",
+_MEMORY_TYPE = {"i8": "i8", "u8": "i8", "i16": "i16", "u16": "i16", "i32": "i32", "i64": "i64", "f16": "i16",
                 "bf16": "i16", "f32": "float", "f64": "double", "bool": "i8"}
 _INT = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor", "shl": "shl", "lshr": "lshr",
         "ashr": "ashr", "idiv": "sdiv", "irem": "srem"}
@@ -218,16 +219,10 @@ class _Renderer:
         def read() -> None:
             p, space = self._pointer(v)
             dtype = v.attrs["dtype"]
-            align = min(MEMORY[dtype][0], 2) if dtype in ("f16", "u16", "i16", "bf16") else 1 if MEMORY[dtype][0] == 1 else 2
-            raw = self.value(f"load {_MEMORY_TYPE[dtype]}, ptr addrspace({space}) {p}, align {self._align(dtype, align)}")
+            raw = self.value(f"load {_MEMORY_TYPE[dtype]}, ptr addrspace({space}) {p}, align {MEMORY[dtype][0]}")
             self.emit(f"store {_TYPE[v.type]} {self._widen(dtype, raw)}, ptr {cell}")
         self._guarded(self.ref(v.args[3]) if masked else None, read)
         self.names[id(v)] = self.value(f"load {_TYPE[v.type]}, ptr {cell}")
-
-    @staticmethod
-    def _align(dtype: str, least: int) -> int:
-        """Layouts keep 32-bit words at multiples of 4; 64-bit ones at multiples of 8."""
-        return {4: 4, 8: 8}.get(MEMORY[dtype][0], least)
 
     def _widen(self, dtype: str, raw: str) -> str:
         if dtype in ("i8", "i16"):
@@ -235,7 +230,7 @@ class _Renderer:
         if dtype in ("u8", "u16", "bool"):
             return self.value(f"zext {_MEMORY_TYPE[dtype]} {raw} to i32")
         if dtype == "f16":
-            return self.value(f"fpext half {raw} to float")
+            return self._f32_from_f16(raw)
         if dtype == "bf16":
             wide = self.value(f"zext i16 {raw} to i32")
             return self.value(f"bitcast i32 {self.value(f'shl i32 {wide}, 16')} to float")
@@ -254,8 +249,7 @@ class _Renderer:
             dtype = v.attrs["dtype"]
             p, space = self._pointer(v)
             x = self._narrow(dtype, v.args[3])
-            least = 2 if MEMORY[dtype][0] == 2 else 1
-            self.emit(f"store {_MEMORY_TYPE[dtype]} {x}, ptr addrspace({space}) {p}, align {self._align(dtype, least)}")
+            self.emit(f"store {_MEMORY_TYPE[dtype]} {x}, ptr addrspace({space}) {p}, align {MEMORY[dtype][0]}")
         self._guarded(condition, write)
 
     def _narrow(self, dtype: str, v: Value) -> str:
@@ -263,7 +257,7 @@ class _Renderer:
         if dtype in ("i8", "u8", "bool", "i16", "u16"):
             return self.value(f"trunc i32 {x} to {_MEMORY_TYPE[dtype]}")
         if dtype == "f16":
-            return self.value(f"fptrunc float {x} to half")
+            return self._f16_from_f32(x)
         if dtype == "bf16":
             bits = self.value(f"bitcast float {x} to i32")
             odd = self.value(f"and i32 {self.value(f'lshr i32 {bits}, 16')}, 1")
@@ -286,9 +280,13 @@ class _Renderer:
             return self.value(f"getelementptr {memory}, ptr addrspace(3) {tree}, i32 {lane}")
 
         def read(lane: str) -> str:
-            return self.value(f"load {memory}, ptr addrspace(3) {at(lane)}")
-        own = self.ref(a)
-        self.emit(f"store {memory} {own}, ptr addrspace(3) {at('%lane')}")
+            x = self.value(f"load {memory}, ptr addrspace(3) {at(lane)}")
+            return self.value(f"trunc i8 {x} to i1") if t == "b1" else x
+
+        def write(x: str) -> None:
+            x = self.value(f"zext i1 {x} to i8") if t == "b1" else x
+            self.emit(f"store {memory} {x}, ptr addrspace(3) {at('%lane')}")
+        write(self.ref(a))
         self.barrier()
         if v.op == "shuffle_down":
             far = self.value(f"add i32 %lane, {v.attrs['by']}")
@@ -303,8 +301,7 @@ class _Renderer:
 
                 def step(half=half) -> None:
                     mine, other = read("%lane"), read(self.value(f"add i32 %lane, {half}"))
-                    self.emit(f"store {memory} {self._combine(v.attrs['op'], t, mine, other)}, "
-                              f"ptr addrspace(3) {at('%lane')}")
+                    write(self._combine(v.attrs["op"], t, mine, other))
                 self._guarded(active, step)
                 self.barrier()
                 half //= 2
@@ -381,9 +378,42 @@ class _Renderer:
         return self.value(f"fpext float {x} to double" if target == "f64" else f"fptrunc double {x} to float")
 
     def _dot4(self, acc: str, u: str, s: str) -> str:
-        for i in range(4):
-            w = self.value(f"and i32 {self.value(f'lshr i32 {u}, {8 * i}')}, 255")
-            up = self.value(f"shl i32 {s}, {24 - 8 * i}")
-            x = self.value(f"ashr i32 {up}, 24")
-            acc = self.value(f"add i32 {acc}, {self.value(f'mul i32 {w}, {x}')}")
-        return acc
+        """dp4a: four byte products and a 32-bit sum that wraps; nothing saturates, so it is exactly dot4."""
+        self.declared.add("declare i32 @llvm.nvvm.idp4a.u.s(i32, i32, i32)")
+        return self.value(f"call i32 @llvm.nvvm.idp4a.u.s(i32 {u}, i32 {s}, i32 {acc})")
+
+    # -- half precision, by integers: a GPU's conversions replace NaNs, the contract's keep their upper bits -----------
+    def _select(self, test: str, a: str, b: str) -> str:
+        return self.value(f"select i1 {self.value(test)}, i32 {a}, i32 {b}")
+
+    def _f32_from_f16(self, raw: str) -> str:
+        h = self.value(f"zext i16 {raw} to i32")
+        sign = self.value(f"shl i32 {self.value(f'and i32 {h}, 32768')}, 16")
+        magnitude = self.value(f"and i32 {h}, 32767")
+        moved = self.value(f"shl i32 {magnitude}, 13")
+        quiet = self._select(f"icmp ugt i32 {magnitude}, 31744", "4194304", "0")
+        special = self.value(f"or i32 {self.value(f'or i32 {moved}, {0x7F800000}')}, {quiet}")
+        as_float = self.value(f"sitofp i32 {magnitude} to float")
+        scaled = self.value(f"fmul float {as_float}, {literal('f32', 2.0 ** -24)}")
+        tiny = self.value(f"bitcast float {scaled} to i32")
+        out = self._select(f"icmp uge i32 {magnitude}, 31744", special, self.value(f"add i32 {moved}, {112 << 23}"))
+        out = self._select(f"icmp ult i32 {magnitude}, 1024", tiny, out)
+        return self.value(f"bitcast i32 {self.value(f'or i32 {out}, {sign}')} to float")
+
+    def _f16_from_f32(self, x: str) -> str:
+        """To nearest even; below 2^-14 adding 0.5 rounds to a multiple of 2^-24, the spacing of subnormal halves."""
+        bits = self.value(f"bitcast float {x} to i32")
+        sign = self.value(f"and i32 {self.value(f'lshr i32 {bits}, 16')}, 32768")
+        magnitude = self.value(f"and i32 {bits}, {0x7FFFFFFF}")
+        rebiased = self.value(f"sub i32 {magnitude}, {112 << 23}")
+        odd = self.value(f"and i32 {self.value(f'lshr i32 {rebiased}, 13')}, 1")
+        raised = self.value(f"add i32 {self.value(f'add i32 {rebiased}, 4095')}, {odd}")
+        normal = self.value(f"lshr i32 {raised}, 13")
+        as_float = self.value(f"bitcast i32 {magnitude} to float")
+        shifted = self.value(f"fadd float {as_float}, {literal('f32', 0.5)}")
+        tiny = self.value(f"sub i32 {self.value(f'bitcast float {shifted} to i32')}, {0x3F000000}")
+        payload = self.value(f"and i32 {self.value(f'lshr i32 {magnitude}, 13')}, 1023")
+        out = self._select(f"icmp ult i32 {magnitude}, {0x38800000}", tiny, normal)
+        out = self._select(f"icmp uge i32 {magnitude}, {0x477FF000}", "31744", out)
+        out = self._select(f"icmp ugt i32 {magnitude}, {0x7F800000}", self.value(f"or i32 {payload}, {0x7E00}"), out)
+        return self.value(f"trunc i32 {self.value(f'or i32 {out}, {sign}')} to i16")

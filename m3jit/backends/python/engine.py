@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from m3jit.backends.python import runtime_plain
 from m3jit.backends.python.render import identifier, render_python
 from m3jit.ir.loop import Kernel
 from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, Poll, Retire, Scalar,
@@ -83,18 +84,11 @@ class PythonEngine:
 
     def _compile(self, kernel: Kernel) -> Callable:
         if self.mode == "numba":
-            from m3jit.backends.python import runtime_numba as runtime
-        else:
-            from m3jit.backends.python import runtime_plain as runtime
-        namespace = {k: v for k, v in vars(runtime).items() if not k.startswith("__")}
-        namespace["np"] = np
-        source = render_python(kernel)
-        exec(compile(source, f"<kernel {kernel.name}>", "exec"), namespace)
-        f = namespace[identifier(kernel.name)]
-        if self.mode == "numba":
-            from numba import njit
-            f = njit(error_model="numpy", boundscheck=False)(f)
-        return f
+            from m3jit.backends.python.source_cache import compiled_function
+            return compiled_function(kernel)
+        names = dict(runtime_plain.namespace(kernel.lanes))
+        exec(compile(render_python(kernel), f"<kernel {kernel.name}>", "exec"), names)
+        return names[identifier(kernel.name)]
 
     def kernel(self, kernel: Kernel) -> Callable:
         f = self.function(kernel)

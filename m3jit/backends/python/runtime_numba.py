@@ -1,277 +1,426 @@
-"""The same helpers as `runtime_plain`, for kernels compiled by numba: loads and stores are LLVM loads and stores, fma is
-the fused operation, everything else is one IEEE operation (numba does not contract)."""
+"""The helpers of rendered kernels for numba: `namespace(lanes)` offers the names of `runtime_plain`.
+
+Each emits a few LLVM instructions on scalars or vectors (see `lane_vectors`): one IEEE operation
+where the loop IR says one, `llvm.fma` where it says fma, nothing that could be contracted or approximated.
+"""
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any, Callable
 
-import numba as nb
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import lower_builtin
 
-inf, nan = math.inf, math.nan
-np_float32 = np.float32
-f32, f64 = np.float32, np.float64
-_inline = njit(inline="never", error_model="numpy")
+from m3jit.backends.python.lane_vectors import ELEMENTS, KIND, LLVM, Lanes, common, splat
+from m3jit.ir.loop import MEMORY
 
-
-@njit
-def i32(x): return np.int32(x)
-
-
-@njit
-def i64(x): return np.int64(x)
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+_RAW = {"i8": I8, "u8": I8, "bool": I8, "i16": I16, "u16": I16, "i32": I32, "i64": I64, "f16": I16, "bf16": I16,
+        "f32": LLVM["f32"], "f64": LLVM["f64"]}
+_FLOATS = ("f32", "f64")
 
 
-@njit
-def address_of(a): return np.int64(a.ctypes.data)
+def kind_of(t: types.Type) -> str:
+    """Loop-IR type of a numba type; other widths count as the one the text means (an int literal is i64)."""
+    if isinstance(t, Lanes):
+        return t.kind
+    if isinstance(t, types.Literal):
+        t = t.literal_type
+    return KIND.get(t, "i64" if isinstance(t, types.Integer) else "f64")
 
 
-def _loader(memory: types.Type):
-    @intrinsic
-    def load(typingctx, p):
-        def codegen(context, builder, signature, args):
-            address = builder.sext(args[0], ir.IntType(64)) if args[0].type.width < 64 else args[0]
-            pointer = builder.inttoptr(address, context.get_value_type(memory).as_pointer())
-            out = builder.load(pointer)
-            out.align = 1
-            return out
-        return memory(p), codegen
-    return load
+def of_kind(kind: str, count: int | None) -> types.Type:
+    """Scalar (count None) or vector type."""
+    return ELEMENTS[kind] if count is None else Lanes(ELEMENTS[kind], count)
 
 
-def _storer(memory: types.Type):
-    @intrinsic
-    def store(typingctx, p, v):
-        def codegen(context, builder, signature, args):
-            address = builder.sext(args[0], ir.IntType(64)) if args[0].type.width < 64 else args[0]
-            pointer = builder.inttoptr(address, context.get_value_type(memory).as_pointer())
-            s = builder.store(args[1], pointer)
-            s.align = 1
-            return context.get_dummy_value()
-        return types.void(p, memory), codegen
-    return store
+def _count(*args: types.Type) -> int | None:
+    return next((a.count for a in args if isinstance(a, Lanes)), None)
 
 
-_l8, _lu8, _l16, _lu16 = map(_loader, (types.int8, types.uint8, types.int16, types.uint16))
-_l32, _l64, _lf32, _lf64 = map(_loader, (types.int32, types.int64, types.float32, types.float64))
-_s8, _s16, _s32, _s64, _sf32, _sf64 = map(_storer, (types.int8, types.int16, types.int32, types.int64, types.float32,
-                                                    types.float64))
+def _like(x: ir.Value, element: ir.Type) -> ir.Type:
+    """`element`, as a vector if x is one."""
+    return ir.VectorType(element, x.type.count) if isinstance(x.type, ir.VectorType) else element
 
 
-@njit
-def load_i8(p): return np.int32(_l8(p))
-@njit
-def load_u8(p): return np.int32(_lu8(p))
-@njit
-def load_bool(p): return np.int32(_lu8(p))
-@njit
-def load_i16(p): return np.int32(_l16(p))
-@njit
-def load_u16(p): return np.int32(_lu16(p))
-@njit
-def load_i32(p): return _l32(p)
-@njit
-def load_i64(p): return _l64(p)
-@njit
-def load_f32(p): return _lf32(p)
-@njit
-def load_f64(p): return _lf64(p)
-@njit
-def store_i8(p, v): _s8(p, np.int8(v))
-@njit
-def store_u8(p, v): _s8(p, np.int8(v))
-@njit
-def store_bool(p, v): _s8(p, np.int8(v))
-@njit
-def store_i16(p, v): _s16(p, np.int16(v))
-@njit
-def store_u16(p, v): _s16(p, np.int16(v))
-@njit
-def store_i32(p, v): _s32(p, np.int32(v))
-@njit
-def store_i64(p, v): _s64(p, np.int64(v))
-@njit
-def store_f32(p, v): _sf32(p, v)
-@njit
-def store_f64(p, v): _sf64(p, v)
+def _k(x: ir.Value, element: ir.Type, value: Any) -> ir.Constant:
+    """A constant shaped like x."""
+    t = _like(x, element)
+    return ir.Constant(t, [value] * t.count if isinstance(t, ir.VectorType) else value)
 
 
-def _bitcast(source: types.Type, target: types.Type):
-    @intrinsic
-    def cast(typingctx, v):
-        def codegen(context, builder, signature, args):
-            return builder.bitcast(args[0], context.get_value_type(target))
-        return target(source), codegen
-    return cast
+def _element(x: ir.Value) -> ir.Type:
+    return x.type.element if isinstance(x.type, ir.VectorType) else x.type
 
 
-_i2f, _f2i = _bitcast(types.int32, types.float32), _bitcast(types.float32, types.int32)
-_l2d, _d2l = _bitcast(types.int64, types.float64), _bitcast(types.float64, types.int64)
+def _llvm(builder: ir.IRBuilder, name: str, *args: ir.Value) -> ir.Value:
+    """Calls llvm.<name> on values of one type, which is also the result's."""
+    t = args[0].type
+    short = {"float": "f32", "double": "f64", "i32": "i32", "i64": "i64"}[str(_element(args[0]))]
+    suffix = f"v{t.count}{short}" if isinstance(t, ir.VectorType) else short
+    f = cgutils.get_or_insert_function(builder.module, ir.FunctionType(t, [t] * len(args)), f"llvm.{name}.{suffix}")
+    return builder.call(f, args)
 
 
-@njit
-def bits_i32(a): return _i2f(np.int32(a))
-@njit
-def bits_f32(a): return _f2i(a)
-@njit
-def bits_i64(a): return _l2d(np.int64(a))
-@njit
-def bits_f64(a): return _d2l(a)
+# -- arithmetic -----------------------------------------------------------------------------------------------------
+
+def _helper(name: str, typer: Callable) -> Callable:
+    """A function `name` for compiled code: typer(operand types) -> (signature, codegen).  The operands are converted to
+    the signature's types, for which typer must give the same signature again."""
+    def stub(*args):
+        raise TypeError(f"{name} exists in code compiled by numba only")
+    stub.__name__ = stub.__qualname__ = name
+
+    class Template(AbstractTemplate):
+        key = stub
+        prefer_literal = True
+
+        def generic(self, args, kws):
+            return typer(args)[0]
+    infer_global(stub, types.Function(Template))
+
+    @lower_builtin(stub, types.VarArg(types.Any))
+    def lower(context, builder, sig, args):
+        return typer(sig.args)[1](context, builder, sig, args)
+    return stub
 
 
-def _llvm_call(name: str, count: int, kind: types.Type):
-    def codegen(context, builder, signature, args):
-        t = context.get_value_type(kind)
-        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(t, [t] * count),
-                                            f"llvm.{name}.{'f32' if kind == types.float32 else 'f64'}")
-        return builder.call(fn, args)
-    if count == 3:
-        @intrinsic
-        def call(typingctx, a, b, c):
-            return kind(kind, kind, kind), codegen
-    else:
-        @intrinsic
-        def call(typingctx, a):
-            return kind(kind), codegen
-    return call
+def _operation(name: str, emit: Callable, kinds: Callable[[list[str]], tuple[str, list[str]]]) -> Any:
+    """A helper over scalars or vectors: kinds(operand kinds) -> (result kind, operand kinds to convert to)."""
+    def typer(args: tuple[types.Type, ...]):
+        count = _count(*args)
+        vectors = [kind_of(a) for a in args if isinstance(a, Lanes)]
+        result, wanted = kinds(vectors or [kind_of(a) for a in args])
+        sig = of_kind(result, count)(*(of_kind(wanted[min(i, len(wanted) - 1)], count) for i in range(len(args))))
+        return sig, lambda context, builder, signature, values: emit(builder, *values)
+    return _helper(name, typer)
 
 
-fma_f32, fma_f64 = _llvm_call("fma", 3, types.float32), _llvm_call("fma", 3, types.float64)
-sqrt_f32, sqrt_f64 = _llvm_call("sqrt", 1, types.float32), _llvm_call("sqrt", 1, types.float64)
-floor_f32, floor_f64 = _llvm_call("floor", 1, types.float32), _llvm_call("floor", 1, types.float64)
-rint_f32, rint_f64 = _llvm_call("rint", 1, types.float32), _llvm_call("rint", 1, types.float64)
+def _same(kinds: list[str]) -> tuple[str, list[str]]:
+    return kinds[0], kinds[:1]
 
 
-def _float_div(kind: types.Type):
-    @intrinsic
-    def div(typingctx, a, b):
-        def codegen(context, builder, signature, args):
-            return builder.fdiv(args[0], args[1])
-        return kind(kind, kind), codegen
-    return div
+def _fixed(result: str, *operands: str) -> Callable:
+    return lambda kinds: (result, list(operands))
 
 
-div_f32, div_f64 = _float_div(types.float32), _float_div(types.float64)
+def _negative(b: ir.IRBuilder, a: ir.Value) -> ir.Value:
+    return b.fneg(a) if _element(a) in (LLVM["f32"], LLVM["f64"]) else b.neg(a)
 
 
-@njit
-def load_f16(p):
-    h = np.int32(_lu16(p))
-    sign, exponent, fraction = (h & 0x8000) << 16, h >> 10 & 31, h & 0x3FF
-    if exponent == 31:
-        return bits_i32(np.int32(sign | 0x7F800000 | fraction << 13))
-    if exponent == 0:
-        value = np.float32(fraction) * np.float32(5.960464477539063e-08)
-        return bits_i32(np.int32(sign | bits_f32(value)))
-    return bits_i32(np.int32(sign | (exponent + 112) << 23 | fraction << 13))
+def _absolute(b: ir.IRBuilder, a: ir.Value) -> ir.Value:
+    if _element(a) in (LLVM["f32"], LLVM["f64"]):
+        return _llvm(b, "fabs", a)
+    return b.select(b.icmp_signed("<", a, _k(a, _element(a), 0)), b.neg(a), a)
 
 
-@njit
-def load_bf16(p): return bits_i32(np.int32(np.int64(_lu16(p)) << 16))
+def _dot4(b: ir.IRBuilder, acc: ir.Value, u: ir.Value, s: ir.Value) -> ir.Value:
+    for shift in (0, 8, 16, 24):
+        w = b.and_(b.lshr(u, _k(u, I32, shift)), _k(u, I32, 255))
+        x = b.ashr(b.shl(s, _k(s, I32, 24 - shift)), _k(s, I32, 24))
+        acc = b.add(acc, b.mul(w, x))
+    return acc
 
 
-@njit
-def store_bf16(p, v):
-    bits = np.int64(bits_f32(v)) & 0xFFFFFFFF
-    if bits & 0x7FFFFFFF > 0x7F800000:
-        r = bits >> 16 | 0x40
-    else:
-        r = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    _s16(p, np.int16(r & 0xFFFF))
+def _pick(symbol: str) -> Callable:
+    return lambda b, x, y: b.select(b.icmp_signed(symbol, x, y), x, y)
 
 
-@njit
-def store_f16(p, v):
-    bits = np.int64(bits_f32(v)) & 0xFFFFFFFF
-    sign, a = bits >> 16 & 0x8000, bits & 0x7FFFFFFF
-    if a > 0x7F800000:
-        h = 0x7E00 | a >> 13 & 0x3FF
-    elif a >= 0x47800000:                      # 65536 and more
-        h = 0x7C00
-    elif a >= 0x38800000:                      # normal: 2^-14 and more; a carry into infinity is right
-        r = a - 0x38000000
-        h = (r + 0xFFF + (r >> 13 & 1)) >> 13
-    else:                                      # subnormal: units of 2^-24, to nearest even
-        x = bits_i32(np.int32(a))
-        h = np.int64(rint_f32(x * np.float32(16777216.0)))
-    _s16(p, np.int16(sign | h))
+def _where(kind: str, lanes: int) -> Any:
+    """c ? a : b; kind "" takes the type of the vector among a and b."""
+    def typer(args: tuple[types.Type, ...]):
+        c, *values = args
+        v = of_kind(kind, lanes) if kind else common(*(x for x in values if isinstance(x, Lanes)))
+        condition = Lanes(types.boolean, v.count) if isinstance(c, Lanes) else types.boolean
+        return v(condition, v, v), lambda context, builder, sig, operands: builder.select(*operands)
+    return _helper(f"where_{kind}", typer)
 
 
-@njit
-def neg_f32(a): return bits_i32(np.int32(bits_f32(a) ^ -2147483648))
-@njit
-def neg_f64(a): return -a
-@njit
-def neg_i32(a): return np.int32(-np.int64(a))
-@njit
-def neg_i64(a): return -a
-@njit
-def abs_f32(a): return bits_i32(np.int32(bits_f32(a) & 0x7FFFFFFF))
-@njit
-def abs_f64(a): return abs(a)
-@njit
-def abs_i32(a): return np.int32(abs(np.int64(a)))
-@njit
-def abs_i64(a): return abs(a)
-@njit
-def idiv(a, b): return a // b if a >= 0 else -((-a) // b)
-@njit
-def irem(a, b): return a - idiv(a, b) * b
-@njit
-def lshr_i32(a, n): return np.int32((np.int64(a) & 0xFFFFFFFF) >> np.int64(n))
-@njit
-def lshr_i64(a, n): return np.int64(np.uint64(a) >> np.uint64(n))
-@njit
-def fmin(a, b): return a if (a < b) or (b != b) else b
-@njit
-def fmax(a, b): return a if (b < a) or (b != b) else b
+# -- conversions ----------------------------------------------------------------------------------------------------
+
+def _to(kind: str) -> Any:
+    def typer(args: tuple[types.Type, ...]):
+        count, source = _count(*args), kind_of(args[0])
+        sig = of_kind(kind, count)(of_kind(source, count))
+        return sig, lambda context, builder, signature, values: _convert(builder, source, kind, values[0])
+    return _helper(f"to_{kind}", typer)
 
 
-@njit
-def dot4(acc, u, s):
-    total = np.int64(acc)
-    for i in range(4):
-        w, x = np.int64(u) >> 8 * i & 255, np.int64(s) >> 8 * i & 255
-        total += w * (x - 256 if x > 127 else x)
-    return np.int32(total)
+def _convert(b: ir.IRBuilder, source: str, target: str, x: ir.Value) -> ir.Value:
+    t = _like(x, LLVM[target])
+    if source == target:
+        return x
+    if source == "b1":
+        return b.uitofp(x, t) if target in _FLOATS else b.zext(x, t)
+    if source in _FLOATS:
+        if target in _FLOATS:
+            return b.fpext(x, t) if target == "f64" else b.fptrunc(x, t)
+        return b.fptosi(x, t)
+    if target in _FLOATS:
+        return b.sitofp(x, t)
+    return b.sext(x, t) if target == "i64" else b.trunc(x, t)
 
 
-@njit
-def f32_from_i32(a): return np.float32(np.int32(a))
-@njit
-def f32_from_i64(a): return np.float32(a)
-@njit
-def f64_from_i32(a): return np.float64(a)
-@njit
-def f64_from_i64(a): return np.float64(a)
-@njit
-def f64_from_f32(a): return np.float64(a)
-@njit
-def f32_from_f64(a): return np.float32(a)
-@njit
-def f32_from_f32(a): return a
-@njit
-def i32_from_f32(a): return np.int32(a)
-@njit
-def i64_from_f32(a): return np.int64(a)
-@njit
-def i32_from_f64(a): return np.int32(a)
-@njit
-def i64_from_f64(a): return np.int64(a)
-@njit
-def i64_from_i32(a): return np.int64(a)
-@njit
-def i32_from_i64(a): return np.int32(a)
-@njit
-def i32_from_b1(a): return np.int32(1) if a else np.int32(0)
-@njit
-def i64_from_b1(a): return np.int64(1) if a else np.int64(0)
-@njit
-def f32_from_b1(a): return np.float32(1.0) if a else np.float32(0.0)
-@njit
-def i32_from_i32(a): return a
-@njit
-def i64_from_i64(a): return a
+def _as(kind: str) -> Any:
+    source = {"i32": "f32", "f32": "i32", "i64": "f64", "f64": "i64"}[kind]
+    return _operation(f"as_{kind}", lambda b, x: b.bitcast(x, _like(x, LLVM[kind])), _fixed(kind, source))
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+def _decode(b: ir.IRBuilder, dtype: str, x: ir.Value) -> ir.Value:
+    """Memory element(s) -> value(s)."""
+    if dtype in ("i8", "i16"):
+        return b.sext(x, _like(x, I32))
+    if dtype in ("u8", "u16", "bool"):
+        return b.zext(x, _like(x, I32))
+    if dtype == "bf16":
+        return b.bitcast(b.shl(b.zext(x, _like(x, I32)), _k(x, I32, 16)), _like(x, LLVM["f32"]))
+    return _f32_from_f16(b, x) if dtype == "f16" else x
+
+
+def _f32_from_f16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """By integers: shift the fraction up and rebias the exponent; subnormals are fraction * 2^-24, exactly."""
+    def k(value):
+        return _k(x, I32, value)
+    f32, i32 = _like(x, LLVM["f32"]), _like(x, I32)
+    h = b.zext(x, i32)
+    sign, magnitude = b.shl(b.and_(h, k(0x8000)), k(16)), b.and_(h, k(0x7FFF))
+    moved = b.shl(magnitude, k(13))
+    quiet = b.select(b.icmp_unsigned(">", magnitude, k(0x7C00)), k(0x00400000), k(0))
+    infinite = b.or_(b.or_(moved, k(0x7F800000)), quiet)
+    tiny = b.bitcast(b.fmul(b.sitofp(magnitude, f32), _k(x, LLVM["f32"], 2.0 ** -24)), i32)
+    out = b.add(moved, k(112 << 23))
+    out = b.select(b.icmp_unsigned(">=", magnitude, k(0x7C00)), infinite, out)
+    out = b.select(b.icmp_unsigned("<", magnitude, k(0x0400)), tiny, out)
+    return b.bitcast(b.or_(out, sign), f32)
+
+
+def _encode(b: ir.IRBuilder, dtype: str, x: ir.Value) -> ir.Value:
+    """Value(s) -> memory element(s): integers wrap, f32 rounds to nearest even."""
+    if dtype in ("i8", "u8", "bool", "i16", "u16"):
+        return b.trunc(x, _like(x, _RAW[dtype]))
+    if dtype == "f16":
+        return _f16_from_f32(b, x)
+    if dtype != "bf16":
+        return x
+    bits = b.bitcast(x, _like(x, I32))
+    top = b.lshr(bits, _k(x, I32, 16))
+    rounded = b.lshr(b.add(b.add(bits, _k(x, I32, 0x7FFF)), b.and_(top, _k(x, I32, 1))), _k(x, I32, 16))
+    out = b.select(b.fcmp_unordered("uno", x, x), b.or_(top, _k(x, I32, 0x40)), rounded)
+    return b.trunc(out, _like(x, I16))
+
+
+def _f16_from_f32(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """By integers; a result below 2^-14 is a whole number of 2^-24, which adding 0.5 rounds to."""
+    def k(value):
+        return _k(x, I32, value)
+    f32, i32 = _like(x, LLVM["f32"]), _like(x, I32)
+    bits = b.bitcast(x, i32)
+    sign, magnitude = b.and_(b.lshr(bits, k(16)), k(0x8000)), b.and_(bits, k(0x7FFFFFFF))
+    rebiased = b.sub(magnitude, k(112 << 23))
+    odd = b.and_(b.lshr(rebiased, k(13)), k(1))
+    normal = b.lshr(b.add(b.add(rebiased, k(0xFFF)), odd), k(13))
+    half = b.fadd(b.bitcast(magnitude, f32), _k(x, LLVM["f32"], 0.5))
+    tiny = b.sub(b.bitcast(half, i32), k(0x3F000000))
+    nan = b.or_(b.and_(b.lshr(magnitude, k(13)), k(0x3FF)), k(0x7E00))
+    out = b.select(b.icmp_unsigned("<", magnitude, k(0x38800000)), tiny, normal)
+    out = b.select(b.icmp_unsigned(">=", magnitude, k(0x477FF000)), k(0x7C00), out)
+    out = b.select(b.icmp_unsigned(">", magnitude, k(0x7F800000)), nan, out)
+    return b.trunc(b.or_(out, sign), _like(x, I16))
+
+
+def _pointer(b: ir.IRBuilder, dtype: str, p: ir.Value, i: ir.Value) -> ir.Value:
+    """Pointer(s) to element i (scalar or vector) at address p."""
+    if isinstance(i.type, ir.VectorType):
+        p = splat(b, p, i.type.count)
+    address = b.add(p, b.mul(i, _k(i, I64, MEMORY[dtype][0])))
+    return b.inttoptr(address, _like(i, _RAW[dtype].as_pointer()))
+
+
+def _masked(b: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
+    f = cgutils.get_or_insert_function(b.module, ir.FunctionType(result, [a.type for a in args]), f"llvm.masked.{name}")
+    return b.call(f, args)
+
+
+def _suffix(dtype: str, lanes: int) -> str:
+    short = {"float": "f32", "double": "f64"}.get(str(_RAW[dtype]), str(_RAW[dtype]))
+    return f"v{lanes}{short}"
+
+
+def _index_type(form: str, lanes: int) -> types.Type:
+    return Lanes(types.int64, lanes) if form == "gather" else types.int64
+
+
+def _read(name: str, dtype: str, lanes: int | None, form: str) -> Any:
+    """One element (lanes None), contiguous ones (form "load") or gathered ones, perhaps with a mask."""
+    value = of_kind(MEMORY[dtype][1], lanes)
+
+    def codegen(context, b: ir.IRBuilder, sig, args):
+        at = _pointer(b, dtype, args[0], args[1])
+        if form == "load" and len(args) == 2:
+            t = _RAW[dtype] if lanes is None else ir.VectorType(_RAW[dtype], lanes)
+            raw = b.load(b.bitcast(at, t.as_pointer()), align=1)
+            return _decode(b, dtype, raw)
+        vector = ir.VectorType(_RAW[dtype], lanes)
+        mask = args[2] if len(args) == 3 else _k(args[1], I1, 1)
+        zero = ir.Constant(vector, [0.0 if dtype in _FLOATS else 0] * lanes)
+        return _decode(b, dtype, _masked(b, form, dtype, lanes, vector, [at, ir.Constant(I32, 1), mask, zero]))
+
+    def typer(args: tuple[types.Type, ...]):
+        masks = [Lanes(types.boolean, lanes)] * (len(args) - 2)
+        return value(types.int64, _index_type(form, lanes), *masks), codegen
+    return _helper(name, typer)
+
+
+def _write(name: str, dtype: str, lanes: int | None, form: str) -> Any:
+    value = of_kind(MEMORY[dtype][1], lanes)
+
+    def codegen(context, b: ir.IRBuilder, sig, args):
+        at, raw = _pointer(b, dtype, args[0], args[1]), _encode(b, dtype, args[2])
+        if form == "store" and len(args) == 3:
+            b.store(raw, b.bitcast(at, raw.type.as_pointer()), align=1)
+        else:
+            mask = args[3] if len(args) == 4 else _k(args[1], I1, 1)
+            _masked(b, form, dtype, lanes, ir.VoidType(), [raw, at, ir.Constant(I32, 1), mask])
+        return context.get_dummy_value()
+
+    def typer(args: tuple[types.Type, ...]):
+        masks = [Lanes(types.boolean, lanes)] * (len(args) - 3)
+        index = _index_type("gather" if form == "scatter" else form, lanes)
+        return types.void(types.int64, index, value, *masks), codegen
+    return _helper(name, typer)
+
+
+def _masked(b: ir.IRBuilder, form: str, dtype: str, lanes: int, result: ir.Type, args: list[ir.Value]) -> ir.Value:
+    """llvm.masked.load, gather, store or scatter."""
+    short = {"float": "f32", "double": "f64"}.get(str(_RAW[dtype]), str(_RAW[dtype]))
+    pointer = "p0" if form in ("load", "store") else f"v{lanes}p0"
+    f = cgutils.get_or_insert_function(b.module, ir.FunctionType(result, [a.type for a in args]),
+                                       f"llvm.masked.{form}.v{lanes}{short}.{pointer}")
+    return b.call(f, args)
+
+
+# -- across lanes ---------------------------------------------------------------------------------------------------
+
+def _keep(symbol: str) -> Callable:
+    """fmin, fmax: a NaN operand loses; of equal ones the second stays."""
+    def combine(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+        better = b.fcmp_ordered("<", x, y) if symbol == "<" else b.fcmp_ordered("<", y, x)
+        return b.select(b.or_(better, b.fcmp_unordered("uno", y, y)), x, y)
+    return combine
+
+
+def _add(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return b.fadd(x, y) if _element(x) in (LLVM["f32"], LLVM["f64"]) else b.add(x, y)
+
+
+def _mul(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return b.fmul(x, y) if _element(x) in (LLVM["f32"], LLVM["f64"]) else b.mul(x, y)
+
+
+_COMBINE = {"add": _add, "mul": _mul, "fmin": _keep("<"), "fmax": _keep(">"), "imin": _pick("<"), "imax": _pick(">"),
+            "and": lambda b, x, y: b.and_(x, y), "or": lambda b, x, y: b.or_(x, y)}
+
+
+def _shuffle(b: ir.IRBuilder, x: ir.Value, lanes: list[int]) -> ir.Value:
+    """The vector x[lanes[0]], x[lanes[1]], ..."""
+    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+    return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), mask)
+
+
+def _first(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    return b.extract_element(x, ir.Constant(I32, 0))
+
+
+def _fold(op: str) -> Any:
+    """Halving tree: lane l combines with lane l + n/2, then n/4, ... 1."""
+    def typer(args: tuple[types.Type, ...]):
+        v, = args
+
+        def codegen(context, b: ir.IRBuilder, sig, values):
+            x, n = values[0], v.count
+            while n > 1:
+                n //= 2
+                x = _COMBINE[op](b, _shuffle(b, x, list(range(n))), _shuffle(b, x, list(range(n, 2 * n))))
+            return _first(b, x)
+        return v.element(v), codegen
+    return _helper(f"fold_{op}", typer)
+
+
+def _typed_first(args: tuple[types.Type, ...]):
+    return args[0].element(args[0]), lambda context, builder, sig, values: _first(builder, values[0])
+
+
+def _typed_shuffle(args: tuple[types.Type, ...]):
+    """Lane l receives lane l + by; the last lanes keep their own."""
+    v, by = args
+    step = by.literal_value
+    order = [n + step if n + step < v.count else n for n in range(v.count)]
+    return v(v, by), lambda context, builder, sig, values: _shuffle(builder, values[0], order)
+
+
+def _splat(kind: str, lanes: int) -> Any:
+    v = of_kind(kind, lanes)                           # the conversion of the argument does it
+    return _helper(f"splat_{kind}", lambda args: (v(v), lambda context, builder, sig, values: values[0]))
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
+
+def _typed_scratch(args: tuple[types.Type, ...]):
+    """The address of a 64-byte aligned array on the function's stack."""
+    size, = args
+
+    def codegen(context, builder, sig, values):
+        memory = cgutils.alloca_once(builder, ir.ArrayType(I8, size.literal_value))
+        memory.align = 64
+        address = builder.ptrtoint(memory, I64)
+        # hidden from LLVM: InstCombine spends seconds on arithmetic with an address whose origin it sees
+        return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [address], side_effect=False)
+    return types.int64(size), codegen
+
+
+scratch = _helper("scratch", _typed_scratch)
+first, shuffle_down = _helper("first", _typed_first), _helper("shuffle_down", _typed_shuffle)
+fma = _operation("fma", lambda b, *v: _llvm(b, "fma", *v), _same)
+sqrt, floor, rint = (_operation(n, lambda b, v, n=n: _llvm(b, n, v), _same) for n in ("sqrt", "floor", "rint"))
+negative, absolute = _operation("negative", _negative, _same), _operation("absolute", _absolute, _same)
+minimum, maximum = _operation("minimum", _pick("<"), _same), _operation("maximum", _pick(">"), _same)
+lshr_i32 = _operation("lshr_i32", lambda b, a, n: b.lshr(a, n), _fixed("i32", "i32"))
+lshr_i64 = _operation("lshr_i64", lambda b, a, n: b.lshr(a, n), _fixed("i64", "i64"))
+idiv = _operation("idiv", lambda b, x, y: b.sdiv(x, y), _same)
+irem = _operation("irem", lambda b, x, y: b.srem(x, y), _same)
+dot4 = _operation("dot4", _dot4, _fixed("i32", "i32"))
+zext = _operation("zext", lambda b, x: b.zext(x, _like(x, I64)), _fixed("i64", "i32"))
+
+
+@functools.cache
+def namespace(lanes: int) -> dict[str, Any]:
+    """Every name a rendered kernel of this many lanes may use."""
+    names: dict[str, Any] = {k: globals()[k] for k in (
+        "scratch", "fma", "idiv", "irem", "sqrt", "floor", "rint", "negative", "absolute", "minimum", "maximum",
+        "zext", "first", "dot4", "shuffle_down", "lshr_i32", "lshr_i64")}
+    names |= {"inf": math.inf, "nan": math.nan, "i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64,
+              "where": _where("", lanes), "lane_numbers": lane_numbers(lanes)}
+    for t in MEMORY:
+        for form, kind in (("load", _read), ("store", _write)):
+            names |= {f"{form}_{t}": kind(f"{form}_{t}", t, None, form),
+                      f"{form}_lanes_{t}": kind(f"{form}_lanes_{t}", t, lanes, form)}
+        names |= {f"gather_{t}": _read(f"gather_{t}", t, lanes, "gather"),
+                  f"scatter_{t}": _write(f"scatter_{t}", t, lanes, "scatter")}
+    for kind in ELEMENTS:
+        names |= {f"splat_{kind}": _splat(kind, lanes), f"to_{kind}": _to(kind), f"where_{kind}": _where(kind, lanes)}
+    names |= {f"as_{kind}": _as(kind) for kind in ELEMENTS if kind != "b1"}
+    return names | {f"fold_{op}": _fold(op) for op in _COMBINE}
+
+
+def lane_numbers(lanes: int) -> Any:
+    """0, 1, ... as an i32 vector."""
+    vector = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+    sig = of_kind("i32", lanes)()
+    return _helper("lane_numbers", lambda args: (sig, lambda context, builder, signature, values: vector))

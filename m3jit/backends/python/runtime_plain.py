@@ -1,121 +1,227 @@
-"""Helpers of rendered kernels in plain Python: f32 values are np.float32, integers Python ints, pointers addresses."""
+"""Helpers of rendered kernels in plain Python: `namespace(lanes)` gives what their text calls.
+
+Uniform floats are np.float32 and np.float64, uniform integers Python ints (wrapped by `i32` and `i64` where the text
+says so), vectors NumPy arrays of `lanes` elements that nothing changes in place; pointers are addresses.
+"""
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
+from typing import Any, Callable
 
 import numpy as np
 
 from m3jit.ir.eager_math import fma32, fma64
+from m3jit.ir.loop import MEMORY
 
-inf, nan = math.inf, math.nan
-f32, f64 = np.float32, np.float64
-_M32, _M64 = 1 << 32, 1 << 64
-
-
-def i32(x): return (int(x) + 2 ** 31) % _M32 - 2 ** 31
-def i64(x): return (int(x) + 2 ** 63) % _M64 - 2 ** 63
+TYPES = {"b1": np.bool_, "i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64}
+_STORED = {"i8": "<i1", "u8": "<u1", "i16": "<i2", "u16": "<u2", "i32": "<i4", "i64": "<i8", "f16": "<f2", "bf16": "<u2",
+           "f32": "<f4", "f64": "<f8", "bool": "<u1"}
+_RANGE = {"i32": (-2.0 ** 31, 2.0 ** 31), "i64": (-2.0 ** 63, 2.0 ** 63)}
 
 
-def address_of(a): return a.__array_interface__["data"][0]
+def i32(x: Any) -> int: return (int(x) + 2 ** 31) % 2 ** 32 - 2 ** 31
+def i64(x: Any) -> int: return (int(x) + 2 ** 63) % 2 ** 64 - 2 ** 63
 
 
-def _reader(ctype, wrap):
-    return lambda p: wrap(ctype.from_address(int(p)).value)
+class Scratch(int):
+    """The address of memory that lives as long as this number."""
 
 
-def _writer(ctype, wrap):
-    def write(p, v):
-        ctype.from_address(int(p)).value = wrap(v)
-    return write
+def scratch(nbytes: int) -> Scratch:
+    memory = np.full(nbytes + 64, 0xA5, np.uint8)
+    address = Scratch(-(-memory.ctypes.data // 64) * 64)
+    address.memory = memory
+    return address
 
 
-load_i8, load_u8 = _reader(ctypes.c_int8, int), _reader(ctypes.c_uint8, int)
-load_i16, load_u16 = _reader(ctypes.c_int16, int), _reader(ctypes.c_uint16, int)
-load_i32, load_i64 = _reader(ctypes.c_int32, int), _reader(ctypes.c_int64, int)
-load_bool = load_u8
-store_i8, store_u8 = _writer(ctypes.c_int8, int), _writer(ctypes.c_uint8, int)
-store_i16, store_u16 = _writer(ctypes.c_int16, int), _writer(ctypes.c_uint16, int)
-store_i32, store_i64 = _writer(ctypes.c_int32, int), _writer(ctypes.c_int64, int)
-store_bool = store_u8
+def _uniform(x: Any, kind: str) -> Any:
+    """A NumPy scalar as uniform values are kept."""
+    return int(x) if kind in ("i32", "i64") else bool(x) if kind == "b1" else TYPES[kind](x)
 
 
-def load_f32(p): return np.uint32(ctypes.c_uint32.from_address(int(p)).value).view(np.float32)
-def load_f64(p): return np.float64(ctypes.c_double.from_address(int(p)).value)
-def load_f16(p): return np.float32(np.uint16(ctypes.c_uint16.from_address(int(p)).value).view(np.float16))
-def load_bf16(p): return np.uint32(ctypes.c_uint16.from_address(int(p)).value << 16).view(np.float32)
+def _kind(*values: Any) -> type | None:
+    """dtype of the vectors, else of the NumPy scalars among the operands."""
+    return next((v.dtype for v in values if isinstance(v, np.ndarray)), None) or \
+        next((v.dtype for v in values if isinstance(v, np.generic)), None)
 
 
-def store_f32(p, v): ctypes.c_uint32.from_address(int(p)).value = int(np.float32(v).view(np.uint32))
-def store_f64(p, v): ctypes.c_double.from_address(int(p)).value = float(v)
-def store_f16(p, v): ctypes.c_uint16.from_address(int(p)).value = int(np.float32(v).astype(np.float16).view(np.uint16))
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+def _decode(raw: bytes, dtype: str) -> np.ndarray:
+    a = np.frombuffer(raw, _STORED[dtype])
+    return (a.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else a.astype(TYPES[MEMORY[dtype][1]])
 
 
-def store_bf16(p, v):
-    bits = int(np.float32(v).view(np.uint32))
-    rounded = bits >> 16 | 0x40 if bits & 0x7FFFFFFF > 0x7F800000 else (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    ctypes.c_uint16.from_address(int(p)).value = rounded & 0xFFFF
+def _encode(v: Any, dtype: str) -> np.ndarray:
+    if dtype == "bf16":
+        bits = np.asarray(v, np.float32).view(np.uint32)
+        rounded = (bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16
+        return np.where(np.isnan(v), bits >> 16 | 0x40, rounded).astype(np.uint16)
+    if dtype in ("f16", "f32", "f64"):
+        return np.asarray(v, TYPES[MEMORY[dtype][1]]).astype(_STORED[dtype])
+    return np.asarray(v, np.int64).astype(_STORED[dtype])
 
 
-def fma_f32(a, b, c):
-    return np.float32(fma32(np.float32(a), np.float32(b), np.float32(c)))
+def _load(dtype: str, p: int, i: int) -> Any:
+    size, kind = MEMORY[dtype]
+    return _uniform(_decode(ctypes.string_at(int(p) + int(i) * size, size), dtype)[0], kind)
 
 
-def fma_f64(a, b, c):
-    return np.float64(fma64(np.float64(a), np.float64(b), np.float64(c)))
+def _store(dtype: str, p: int, i: int, v: Any) -> None:
+    size = MEMORY[dtype][0]
+    ctypes.memmove(int(p) + int(i) * size, _encode(v, dtype).tobytes(), size)
 
 
-def sqrt_f32(a): return np.sqrt(np.float32(a))
-def sqrt_f64(a): return np.sqrt(np.float64(a))
-def div_f32(a, b): return np.divide(np.float32(a), np.float32(b))
-def div_f64(a, b): return np.divide(np.float64(a), np.float64(b))
-def floor_f32(a): return np.floor(np.float32(a))
-def floor_f64(a): return np.floor(np.float64(a))
-def rint_f32(a): return np.rint(np.float32(a))
-def rint_f64(a): return np.rint(np.float64(a))
-def neg_f32(a): return -np.float32(a)
-def neg_f64(a): return -np.float64(a)
-def neg_i32(a): return i32(-int(a))
-def neg_i64(a): return i64(-int(a))
-def abs_f32(a): return np.abs(np.float32(a))
-def abs_f64(a): return np.abs(np.float64(a))
-def abs_i32(a): return i32(abs(int(a)))
-def abs_i64(a): return i64(abs(int(a)))
-def idiv(a, b): return int(a) // int(b) if a >= 0 else -(-int(a) // int(b))
-def irem(a, b): return int(a) - idiv(a, b) * int(b)
-def lshr_i32(a, n): return i32((int(a) % _M32) >> int(n))
-def lshr_i64(a, n): return i64((int(a) % _M64) >> int(n))
-def bits_i32(a): return np.uint32(int(a) % _M32).view(np.float32)
-def bits_f32(a): return int(np.float32(a).view(np.int32))
-def bits_i64(a): return np.uint64(int(a) % _M64).view(np.float64)
-def bits_f64(a): return int(np.float64(a).view(np.int64))
-def fmin(a, b): return a if (a < b) or (b != b) else b
-def fmax(a, b): return a if (b < a) or (b != b) else b
+def _gather(lanes: int, dtype: str, p: int, index: np.ndarray, mask: Any = True) -> np.ndarray:
+    size = MEMORY[dtype][0]
+    on, zero = np.broadcast_to(mask, lanes).tolist(), bytes(size)
+    return _decode(b"".join(ctypes.string_at(int(p) + i * size, size) if m else zero
+                            for i, m in zip(np.broadcast_to(index, lanes).tolist(), on)), dtype)
 
 
-def dot4(acc, u, s):
-    total = int(acc)
-    for i in range(4):
-        w, x = int(u) >> 8 * i & 255, int(s) >> 8 * i & 255
-        total += w * (x - 256 if x > 127 else x)
-    return i32(total)
+def _scatter(lanes: int, dtype: str, p: int, index: np.ndarray, v: Any, mask: Any = True) -> None:
+    size, raw = MEMORY[dtype][0], _encode(np.broadcast_to(v, lanes), dtype).tobytes()
+    for lane, (i, m) in enumerate(zip(index.tolist(), np.broadcast_to(mask, lanes).tolist())):
+        if m:
+            ctypes.memmove(int(p) + i * size, raw[lane * size:lane * size + size], size)
 
 
-def f32_from_i32(a): return np.float32(int(a))
-def f32_from_i64(a): return np.float32(int(a)) if abs(int(a)) < 2 ** 53 else np.int64(int(a)).astype(np.float32)
-def f64_from_i32(a): return np.float64(int(a))
-def f64_from_i64(a): return np.int64(int(a)).astype(np.float64)
-def f64_from_f32(a): return np.float64(a)
-def f32_from_f64(a): return np.float32(a)
-def f32_from_f32(a): return a
-def i32_from_f32(a): return int(a)
-def i64_from_f32(a): return int(a)
-def i32_from_f64(a): return int(a)
-def i64_from_f64(a): return int(a)
-def i64_from_i32(a): return int(a)
-def i32_from_i64(a): return i32(a)
-def i32_from_b1(a): return 1 if a else 0
-def i64_from_b1(a): return 1 if a else 0
-def f32_from_b1(a): return np.float32(1 if a else 0)
-def i32_from_i32(a): return a
-def i64_from_i64(a): return a
+def _load_lanes(lanes: int, dtype: str, p: int, base: int, mask: Any = True) -> np.ndarray:
+    size = MEMORY[dtype][0]
+    if mask is True or np.all(mask):
+        return _decode(ctypes.string_at(int(p) + int(base) * size, lanes * size), dtype)
+    return _gather(lanes, dtype, p, int(base) + np.arange(lanes), mask)
+
+
+def _store_lanes(lanes: int, dtype: str, p: int, base: int, v: Any, mask: Any = True) -> None:
+    size = MEMORY[dtype][0]
+    if mask is True or np.all(mask):
+        ctypes.memmove(int(p) + int(base) * size, _encode(np.broadcast_to(v, lanes), dtype).tobytes(), lanes * size)
+    else:
+        _scatter(lanes, dtype, p, int(base) + np.arange(lanes), v, mask)
+
+
+# -- arithmetic -----------------------------------------------------------------------------------------------------
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    kind = _kind(a, b, c)
+    out = (fma32 if kind == np.float32 else fma64)(a, b, c)
+    return out if out.ndim else out[()]
+
+
+def _unsigned(v: Any, bits: int) -> Any:
+    return v.view(f"u{bits // 8}") if isinstance(v, np.ndarray) else int(v) % 2 ** bits
+
+
+def _lshr(bits: int, a: Any, n: Any) -> Any:
+    if isinstance(a, np.ndarray) or isinstance(n, np.ndarray):
+        kind = f"u{bits // 8}"
+        a = a.view(kind) if isinstance(a, np.ndarray) else np.asarray(_unsigned(a, bits), kind)
+        return (a >> np.asarray(n).astype(kind)).view(f"i{bits // 8}")
+    return (i32 if bits == 32 else i64)(_unsigned(a, bits) >> int(n))
+
+
+def idiv(a: Any, b: Any) -> Any:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        q = np.abs(a) // b
+        return np.where(a < 0, -q, q)
+    return a // b if a >= 0 else -(-a // b)
+
+
+def irem(a: Any, b: Any) -> Any: return a - idiv(a, b) * b
+def sqrt(a: Any) -> Any: return np.sqrt(a)
+def floor(a: Any) -> Any: return np.floor(a)
+def rint(a: Any) -> Any: return np.rint(a)
+def negative(a: Any) -> Any: return -a
+def absolute(a: Any) -> Any: return np.abs(a) if _kind(a) is not None else abs(a)
+def minimum(a: Any, b: Any) -> Any: return np.minimum(a, b)
+def maximum(a: Any, b: Any) -> Any: return np.maximum(a, b)
+def zext(a: np.ndarray) -> np.ndarray: return a.view(np.uint32).astype(np.int64)
+def first(v: np.ndarray) -> Any: return v[0] if v.dtype.kind == "f" else v[0].item()
+
+
+def dot4(acc: Any, u: Any, s: Any) -> Any:
+    """acc + sum over the four bytes of u (unsigned) times s (signed), wrapping at 32 bits."""
+    total = np.asarray(acc, np.int64)
+    u, s = np.asarray(u, np.int64), np.asarray(s, np.int64)
+    for shift in (0, 8, 16, 24):
+        total = total + (u >> shift & 255) * ((s >> shift & 255 ^ 128) - 128)
+    return total.astype(np.int32) if total.ndim else i32(total[()])
+
+
+def where(c: Any, a: Any, b: Any) -> np.ndarray:
+    kind = _kind(a, b)
+    return np.where(c, np.asarray(a, kind), np.asarray(b, kind))
+
+
+def _where_typed(kind: str, c: Any, a: Any, b: Any) -> np.ndarray:
+    return np.where(c, TYPES[kind](a), TYPES[kind](b))
+
+
+def _to(kind: str, x: Any) -> Any:
+    """Conversion: int to float rounds to nearest even, float to int truncates (0 where that is out of range)."""
+    vector = isinstance(x, np.ndarray)
+    if kind == "i32" and isinstance(x, int):
+        return i32(x)
+    a = np.asarray(x)
+    if kind in _RANGE and a.dtype.kind == "f":
+        low, high = _RANGE[kind]
+        whole = np.trunc(a.astype(np.float64))
+        a = np.where((whole >= low) & (whole < high), whole, 0.0)
+    out = a.astype(TYPES[kind])
+    return out if vector else _uniform(out[()], kind)
+
+
+def _as(kind: str, x: Any) -> Any:
+    """The same bits as another type."""
+    if isinstance(x, np.ndarray):
+        return x.view(TYPES[kind])
+    if kind in ("f32", "f64"):
+        bits = 32 if kind == "f32" else 64
+        return np.array(_unsigned(x, bits), f"u{bits // 8}").view(TYPES[kind])[()]
+    return int(np.array(x, np.float32 if kind == "i32" else np.float64).view(TYPES[kind]))
+
+
+# -- across lanes ---------------------------------------------------------------------------------------------------
+
+_COMBINE: dict[str, Callable] = {
+    "add": lambda a, b: a + b, "mul": lambda a, b: a * b, "imin": np.minimum, "imax": np.maximum,
+    "and": lambda a, b: a & b, "or": lambda a, b: a | b,
+    "fmin": lambda a, b: np.where((a < b) | (b != b), a, b), "fmax": lambda a, b: np.where((b < a) | (b != b), a, b)}
+
+
+def _fold(op: str, v: np.ndarray) -> Any:
+    """Halving tree: lane l combines with lane l + n/2, then n/4, ... 1."""
+    while len(v) > 1:
+        half = len(v) // 2
+        v = _COMBINE[op](v[:half], v[half:])
+    return first(v)
+
+
+def shuffle_down(v: np.ndarray, by: int) -> np.ndarray:
+    return np.concatenate([v[by:], v[len(v) - by:]])
+
+
+def _splat(lanes: int, kind: str, x: Any) -> np.ndarray:
+    return np.full(lanes, x, TYPES[kind])
+
+
+@functools.cache
+def namespace(lanes: int) -> dict[str, Any]:
+    """Every name a rendered kernel of this many lanes may use."""
+    names: dict[str, Any] = {k: globals()[k] for k in (
+        "i32", "i64", "scratch", "fma", "idiv", "irem", "sqrt", "floor", "rint", "negative", "absolute",
+        "minimum", "maximum", "zext", "first", "dot4", "where", "shuffle_down")}
+    part = functools.partial
+    names |= {"inf": math.inf, "nan": math.nan, "f32": np.float32, "f64": np.float64,
+              "lane_numbers": part(np.arange, lanes, dtype=np.int32), "lshr_i32": part(_lshr, 32), "lshr_i64": part(_lshr, 64)}
+    for t in MEMORY:
+        names |= {f"load_{t}": part(_load, t), f"store_{t}": part(_store, t),
+                  f"load_lanes_{t}": part(_load_lanes, lanes, t), f"store_lanes_{t}": part(_store_lanes, lanes, t),
+                  f"gather_{t}": part(_gather, lanes, t), f"scatter_{t}": part(_scatter, lanes, t)}
+    for kind in TYPES:
+        names |= {f"splat_{kind}": part(_splat, lanes, kind), f"to_{kind}": part(_to, kind), f"as_{kind}": part(_as, kind),
+                  f"where_{kind}": part(_where_typed, kind)}
+    return names | {f"fold_{op}": part(_fold, op) for op in _COMBINE}
