@@ -54,7 +54,7 @@ def compile(program: Program | str | os.PathLike, inputs: Sequence[str] | None =
         outputs = default_out if outputs is None else outputs
     if inputs is None or outputs is None:
         raise UserError(_missing(program, start, inputs, outputs))
-    where = function.name if function is not None else None
+    where = _scope(program, start)
     ins, outs = ({n: _register(program, n, where) for n in _names(names)} for names in (inputs, outputs))
     if not outs:
         raise UserError(f"{program.name}: outputs= names no register; nothing would come back")
@@ -102,6 +102,12 @@ def _function(program: Program, entry: str | None) -> Symbol | None:
 
 def _start(program: Program, entry: str | None) -> int:
     return program.entry if entry is None else _code(program, entry).value
+
+
+def _scope(program: Program, pc: int) -> str | None:
+    """The function whose register names hold at that place: the last one that begins there or before."""
+    before = [s for s in program.symbols if s.kind == SymbolKind.FUNC and s.value <= pc]
+    return max(before, key=lambda s: s.value).name if before else None
 
 
 def _register(program: Program, name: str, function: str | None) -> Reg:

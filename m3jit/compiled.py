@@ -262,7 +262,8 @@ class CompiledProgram:
         except M3Error as e:
             return None, str(e)                  # a constant that cannot be had: the machine traps there
         if f is None:
-            return None, "its first instruction is not compiled"
+            ins = self._view.at(self._interface.start)
+            return None, f"{ins.op.name if ins is not None else 'nothing'} (pc 0x{self._interface.start:04x})"
         ends = [b.end for b in f.blocks if isinstance(b.end, Leave)]
         if not any(self._is_end(lv) for lv in ends):
             return None, next((f"{lv.reason} (pc 0x{lv.pc:04x})" for lv in ends), "it never ends")
