@@ -14,7 +14,7 @@ import numpy as np
 from m3jit.cli.terminal import table
 from m3jit.ir.plan import FrameWord, Launch, Plan
 
-SCALAR_CODE = "(scalar code of regions)"
+BETWEEN = "(between launches)"
 
 
 class Labelled:
@@ -97,7 +97,7 @@ def profile_text(vm: Any) -> str:
     regions = list(vm.regions.regions) if vm.regions is not None else []
     inside = round(1e9 * sum(r.seconds for r in regions))
     if regions:
-        by_opcode[SCALAR_CODE, "compiled"] = [sum(r.entries for r in regions), max(inside - launched, 0)]
+        by_opcode[BETWEEN, "compiled"] = [sum(r.entries for r in regions), max(inside - launched, 0)]
     rows = [(name, how, f"{count:,}", f"{ns / 1e6:.2f}", f"{100 * ns / total:.1f}")
             for (name, how), (count, ns) in sorted(by_opcode.items(), key=lambda item: -item[1][1])]
     text = "by opcode\n" + table(("opcode", "how", "times", "ms", "% of run"), rows, "234")
