@@ -266,6 +266,7 @@ def _shift(x: np.ndarray, by: int) -> np.ndarray:
     return np.concatenate([x[by:], x[len(x) - by:]])
 
 
+@functools.lru_cache(maxsize=256)
 def compile_kernel(kernel: Kernel) -> dict[str, Any]:
     """The namespace with `grid(A)` and `run(A, group)`."""
     names: dict[str, Any] = {

@@ -1,10 +1,14 @@
 """The definitions of docs/dev/plan.md in plain NumPy, written for clarity and independent of the kernels."""
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
+from m3jit.ir import scalar_math
+from m3jit.ir.loop import Builder
 from m3jit.isa.types import DType
-from tests.loop_eval import fma32
+from tests.loop_eval import fma32, run_kernel
 
 f32 = np.float32
 NAN_BITS = np.uint32(0x7FC00000)
@@ -106,23 +110,24 @@ def _block(acc, q, dx, raw, w, dtype):
     return fma32(dx, u, acc)
 
 
-def apply(function, *arrays: np.ndarray) -> np.ndarray:
-    """A scalar_math function over arrays of one shape, by running a kernel of one load, the function, one store."""
-    from m3jit.ir.loop import Builder
-    from tests.loop_eval import run_kernel
-    n = arrays[0].size
+@functools.lru_cache(maxsize=None)
+def _map_kernel(function, count: int):
     b = Builder("apply", 64)
-    ptrs = [b.ptr(f"x{i}", "r", "f32") for i in range(len(arrays))]
-    out, count = b.ptr("y", "w", "f32"), b.scalar("n")
-    b.set_grid((count + 63) // 64)
-    inside = b.in_range(b.group * 64, count)
+    ptrs = [b.ptr(f"x{i}", "r", "f32") for i in range(count)]
+    out, n = b.ptr("y", "w", "f32"), b.scalar("n")
+    b.set_grid((n + 63) // 64)
+    inside = b.in_range(b.group * 64, n)
     y = function(b, *[b.load_lanes("f32", p, b.group * 64, inside) for p in ptrs])
     b.store_lanes("f32", out, b.group * 64, b.canonical_nan(y), inside)
+    return b.finish()
+
+
+def apply(function, *arrays: np.ndarray) -> np.ndarray:
+    """A scalar_math function over arrays of one shape, by evaluating a kernel of loads, the function, one store."""
     result = np.empty(arrays[0].shape, f32)
-    run_kernel(b.finish(), [*(np.ascontiguousarray(a, f32) for a in arrays), result, n])
+    run_kernel(_map_kernel(function, len(arrays)), [*(np.ascontiguousarray(a, f32) for a in arrays), result, result.size])
     return result
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    from m3jit.ir import scalar_math
     return canonical(x * apply(scalar_math.sigmoid, x))

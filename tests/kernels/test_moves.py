@@ -107,7 +107,7 @@ def test_reduce_columns(dtype, memory, op):
 def test_sort_and_topk(dtype, memory):
     rng = np.random.default_rng(6)
     wide = rng.normal(0, 1000, (2, 300)).astype(dtype)
-    for x in (hard_values(rng, (3, 20), dtype), wide, wide[:, :1].copy()):
+    for x in (hard_values(rng, (2, 9), dtype), wide, wide[:, :1].copy()):
         rows, n = x.shape
         slow = n > 100                               # too long for the evaluator
         for descending in (False, True):
@@ -119,7 +119,8 @@ def test_sort_and_topk(dtype, memory):
             for ordered in (True, False):
                 for k in {1, (n + 1) // 2, n}:
                     values, indices = np.empty((rows, k), dtype), np.empty((rows, k), np.int64)
-                    run(sort.topk_rows(memory, descending, ordered), [x, values, indices, work, rows, n, k], not slow)
+                    run(sort.topk_rows(memory, descending, ordered), [x, values, indices, work, rows, n, k],
+                        evaluate=not slow and k == n)
                     v, i = XP.topk(Tensor.of(x), k, 1, descending, ordered)
                     assert indices.tobytes() == i.tobytes() and values.tobytes() == v.tobytes()
 
