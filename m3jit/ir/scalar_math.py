@@ -4,10 +4,10 @@ Every function takes `m`, a namespace with the loop-IR builder's methods, and f3
 `loop.Builder` the text builds a kernel, with `eager_math.NumpyMath` it computes.  Only correctly rounded operations
 occur (+ - * / fma, conversions, integer operations, selects), so both give the same bits everywhere.
 
-Bounds of the error in ulp of f32: `MAX_ULP` (tests/ir/test_scalar_math.py samples all arguments; its `slow` test takes
-every one).  Measured: exp 1.013 and sigmoid 2.402 over every f32 with |x| in 1e-8 .. 105, log 0.875 over every positive one,
-tanh 1.510 and erf 1.079 over every one in 1e-4 .. 5, sin 1.577 over every one from 1e-4 up; cos 1.563 and all others
-over every 131st f32.  Subnormal results and arguments are treated as such.  NaN gives
+Bounds of the error in ulp of f32: `MAX_ULP` (tests/ir/test_scalar_math.py samples all arguments; its `slow` test
+takes every one). Measured: exp 1.013 and sigmoid 2.402 over every f32 with |x| in 1e-8 .. 105, log 0.875 over every
+positive one, tanh 1.510 and erf 1.079 over every one in 1e-4 .. 5, sin 1.577 over every one from 1e-4 up; cos 1.563
+and all others over every 131st f32.  Subnormal results and arguments are treated as such.  NaN gives
 NaN (any payload; the store makes it canonical).
 
     exp(-inf) = +0, overflow = +inf        log(+-0) = -inf, log(x < 0) = NaN, log(+inf) = +inf
