@@ -33,7 +33,7 @@ class Entry:
         parts = ["declare ptr @malloc(i64)", "declare void @free(ptr)", "@m3_stop_word = internal global i32 0",
                  "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)", "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"]
         for i, v in enumerate(variants):
-            parts += [f"declare void @m3_region{i}(i64, i64, ptr, ptr)", _Try(self, v, i).text()]
+            parts += [f"declare void @m3_region{i}(ptr, ptr)", _Try(self, v, i).text()]
             self.imports[f"m3_region{i}"] = v.native.address
         if self.threads > 1:
             parts.append("declare i64 @m3_call(ptr)")
@@ -194,7 +194,7 @@ class _Try:
 
     def _run(self) -> None:
         if self.entry.threads == 1 or not self.variant.native.parallel:
-            self.do(f"call void @m3_region{self.number}(i64 0, i64 1, ptr %frame, ptr null)")
+            self.do(f"call void @m3_region{self.number}(ptr %frame, ptr null)")
             self.do(f"%exit = load i64, ptr {self.word(FrameWord.EXIT)}, align 8")
             return
         from m3jit.compiled import SMALL_BYTES

@@ -96,7 +96,7 @@ def test_aarch64_compiles(type):
     for kernel in (scale_kernel(), dot_kernel(), conversion_kernel("bf16", False)):
         assert "ret" in cross.assembly(kernel)
     region = cross.assembly(chain_plan(3, 128))
-    assert "m3_barrier" in region and "msr\tFPCR" in region
+    assert "m3_run" in region and "msr\tFPCR" in region
     from m3jit.backends.cpu.runtime import runtime_text
     assert "m3_launch" in str(cross._optimised(runtime_text(cross.target)))
 

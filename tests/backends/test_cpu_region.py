@@ -358,8 +358,8 @@ def test_region_sets_and_restores_the_control_word():
 def test_raw_address_runs_from_ctypes():
     region, frame = engine("native").region(loop_plan()), frame_of(FREE + 3)
     frame[FREE:FREE + 2] = 10, 1
-    raw = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(region.address)
-    raw(0, 1, frame.ctypes.data, None)
+    raw = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(region.address)
+    raw(frame.ctypes.data, None)
     assert frame[FREE + 1] == lcg(10, 1) and frame[FrameWord.EXIT] == 1
     call = region.bind(frame)
     launch = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(region.call_address)

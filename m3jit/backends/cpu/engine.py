@@ -9,8 +9,8 @@ API (everything others call)
     exit = region.run(frame, nthreads=2)  # frame: C-contiguous np.int64 array of >= plan.words words, kept alive by the
                                           # caller; sets frame[RETIRED] and frame[EXIT]; returns the exit number
     call = region.bind(frame, nthreads=2) # the same launch prepared: `exit = call()` costs about 0.3 us
-    region.address                        # void region(i64 thread, i64 nthreads, ptr frame, ptr sync): for C and numba;
-                                          # with nthreads 1 sync may be null
+    region.address                        # void region(ptr frame, ptr pool): for native callers; with pool null it runs
+                                          # on the calling thread alone
     region.call_address, call.argument    # i64 launch(ptr argument): the bound launch for native callers (uses workers)
 
     f = engine.kernel(kernel)             # for tests and tools: one kernel alone
@@ -161,8 +161,8 @@ class Engine:
             self._jit = llvm.create_lljit_compiler(self.target.machine(jit=True))
             self._imports = runtime.imports()
             self._runtime = self._unit("runtime", lambda: runtime.runtime_text(self.target), "m3_launch",
-                                       ("m3_barrier", "m3_agree", "m3_worker", "m3_stop"))
-            for name in ("m3_barrier", "m3_agree"):
+                                       ("m3_run", "m3_copy", "m3_copy_grid", "m3_worker", "m3_stop"))
+            for name in ("m3_run", "m3_copy", "m3_copy_grid"):
                 self._imports[name] = self._runtime.tracker[name]
             self._launch_address = self._runtime.address
             self._launch = _LAUNCH(self._launch_address)
@@ -182,10 +182,12 @@ class Engine:
                 for s in block.body:
                     if isinstance(s, Launch):
                         kernels.setdefault(self.digest(s.kernel), s.kernel)
-            units = {render.kernel_symbol(d): self._kernel_unit(d, k) for d, k in kernels.items()}
+            units = {d: self._kernel_unit(d, k) for d, k in kernels.items()}
             text = render_region(plan, self.target, self.digest)
             key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-            unit = self._unit("region " + key, lambda: text, SYMBOL, imports={n: u.address for n, u in units.items()})
+            imports = {s(d): u.tracker[s(d)] for d, u in units.items()
+                       for s in (render.kernel_symbol, render.run_symbol, render.grid_symbol)}
+            unit = self._unit("region " + key, lambda: text, SYMBOL, imports=imports)
             native = NativeRegion(self, plan, unit, list(units.values()))
             self._regions[id(plan)] = (plan, native)
             while len(self._regions) > _PLANS_KEPT:
@@ -233,7 +235,7 @@ class Engine:
         """LLVM IR text as rendered, before any pass."""
         if isinstance(what, Plan):
             return render_region(what, self.target, self.digest)
-        return render.render_kernel(what, self.target, render.kernel_symbol(self.digest(what)))
+        return render.render_kernel(what, self.target, self.digest(what))
 
     def assembly(self, what: Kernel | Plan) -> str:
         """Assembly text of the code that would run."""
@@ -252,8 +254,8 @@ class Engine:
 
     # -- compiling --------------------------------------------------------------------------------------------
     def _kernel_unit(self, digest: str, kernel: Kernel) -> _Unit:
-        symbol = render.kernel_symbol(digest)
-        return self._unit("kernel " + digest, lambda: render.render_kernel(kernel, self.target, symbol), symbol)
+        return self._unit("kernel " + digest, lambda: render.render_kernel(kernel, self.target, digest),
+                          render.kernel_symbol(digest), (render.run_symbol(digest), render.grid_symbol(digest)))
 
     def _unit(self, name: str, text: Callable[[], str], symbol: str, more: Sequence[str] = (),
               imports: dict[str, int] | None = None) -> _Unit:

@@ -1,7 +1,8 @@
 """Worker threads: Python daemon threads that wait in native code, outside the interpreter lock.
 
-One pool per process, made on the first launch with more than one thread and grown on demand.  A launch that finds the
-pool busy (another Python thread is in a region) runs alone on its own thread.  After a fork the child has no workers;
+One pool per process, made on the first launch with more than one thread and grown on demand.  Workers take chunks of the
+jobs that a region publishes (runtime.py); no region waits for a worker that has none.  A launch that finds the pool busy
+(another Python thread is in a region) runs alone on its own thread.  After a fork the child has no workers;
 it starts its own pool at its next launch.
 """
 from __future__ import annotations
@@ -12,9 +13,8 @@ import os
 import threading
 import time
 
-from m3jit.backends.cpu.runtime import BUSY, POOL_HEADER, WORKER_BYTES
+from m3jit.backends.cpu.runtime import BUSY, MAX_THREADS, POOL_BYTES, READY
 
-MAX_THREADS = 256
 _START_SECONDS = 30.0
 
 
@@ -23,11 +23,10 @@ class PoolError(Exception):
 
 
 class Pool:
-    """`threads - 1` workers around one shared memory block; `address` is the block (a region's `sync`)."""
+    """`threads - 1` workers around one shared memory block; `address` is the block (a region's `pool`)."""
 
     def __init__(self, worker: int, stop: int, keep: object):
-        size = POOL_HEADER + WORKER_BYTES * MAX_THREADS
-        self._memory = ctypes.create_string_buffer(size + 128)
+        self._memory = ctypes.create_string_buffer(POOL_BYTES + 128)
         self.address = (ctypes.addressof(self._memory) + 127) & ~127
         self._worker = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(worker)
         self._stop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(stop)
@@ -51,16 +50,15 @@ class Pool:
                 t = threading.Thread(target=self._worker, args=(self.address, number), daemon=True,
                                      name=f"m3jit-worker-{number}")
                 t.start()
-                self._await(number, 1)
+                self._await(number)
                 self._threads.append(t)
 
-    def _await(self, worker: int, state: int) -> None:
-        ready = ctypes.c_int32.from_address(self.address + POOL_HEADER + WORKER_BYTES * worker + 8)
+    def _await(self, worker: int) -> None:
+        ready = ctypes.c_int32.from_address(self.address + READY + 4 * worker)
         limit = time.monotonic() + _START_SECONDS
-        while ready.value != state:
+        while not ready.value:
             if time.monotonic() > limit:
-                raise PoolError(f"worker thread {worker} did not {'start' if state else 'stop'} "
-                                f"within {_START_SECONDS:.0f} s")
+                raise PoolError(f"worker thread {worker} did not start within {_START_SECONDS:.0f} s")
             time.sleep(0.0001)
 
     def stop(self) -> None:

@@ -1,13 +1,13 @@
-"""Plan -> LLVM IR text: one SPMD function `void @region(i64 tid, i64 nth, ptr frame, ptr sync)`.
+"""Plan -> LLVM IR text: one function `void @region(ptr frame, ptr pool)`, which runs on the calling thread.
 
-Every thread executes the scalar code; kernels are external functions `k_<digest>`, so that each is compiled and cached
-once however many regions use it.  With nth = 1 `sync` is not touched and may be null.
+Kernels are external functions `k_<digest>`, so that each is compiled and cached once however many regions use it.
+Replicated and one-thread launches are called in order.  Parallel launches and copies between two barriers do not depend
+on each other: they are collected, and handed to `m3_run` (runtime.py) as one batch at the next barrier, read
+of an element, poll, end of a block or exit.  With `pool` null `m3_run` executes them here; else the pool's workers may take
+chunks, and it returns when all are done.  So nothing waits at a barrier for a thread that has no work, and a poll is a
+load and a comparison.
 
 The floating-point control word is set on entry (round to nearest, denormals kept) and restored on exit.
-
-Polls: with one thread each reads the stop word.  With several, thread 0 reads it and all meet at a barrier; a loop
-without launches would spend its time in barriers, so there only every 256th poll
-meets.  The budget is compared at every poll.
 """
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Callable
 
 from m3jit.backends.cpu.memory import decode
 from m3jit.backends.cpu.numeric import SCALAR, intrinsic
-from m3jit.backends.cpu.render import kernel_signature, kernel_symbol
+from m3jit.backends.cpu.render import grid_symbol, kernel_signature, kernel_symbol, run_symbol
+from m3jit.backends.cpu.runtime import ITEM_WORDS, MOST_ITEMS, guarded
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.backends.cpu.text import LLVM_TYPE, Writer, literal
 from m3jit.ir.loop import MEMORY, Kernel
@@ -23,8 +24,7 @@ from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch,
                            StoreFrame)
 
 SYMBOL = "region"
-_QUIET_POLLS = 255         # polls between two meetings of the threads in a loop without launches
-_SHARED_COPY = 1 << 16     # smaller copies are made by thread 0 alone
+_PARAMS = "ptr %frame, ptr %pool"
 
 
 class PlanError(Exception):
@@ -49,35 +49,8 @@ def render_region(plan: Plan, target: CpuTarget, digest: Callable[[Kernel], str]
     """The region's functions and declarations, without triple and data layout."""
     r = _RegionRenderer(plan, target, digest)
     body = r.render()
-    signature = "(i64 %tid, i64 %nth, ptr %frame, ptr %sync)"
-    return "\n".join([*sorted(r.w.declared), _entry(target, signature, r.w.declared),
-                      f"define internal void @body{signature} nounwind noinline {{", "entry:", body, "}", ""])
-
-
-def _entry(target: CpuTarget, signature: str, declared: set[str]) -> str:
-    """The exported function: control word, body, control word.  The body is not inlined, so nothing moves across."""
-    if target.arch == "x86_64":
-        return f"""declare void @llvm.x86.sse.stmxcsr(ptr)
-declare void @llvm.x86.sse.ldmxcsr(ptr)
-define void @{SYMBOL}{signature} nounwind {{
-  %saved = alloca i32
-  %wanted = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %saved)
-  store i32 8064, ptr %wanted
-  call void @llvm.x86.sse.ldmxcsr(ptr %wanted)
-  call void @body(i64 %tid, i64 %nth, ptr %frame, ptr %sync)
-  call void @llvm.x86.sse.ldmxcsr(ptr %saved)
-  ret void
-}}"""
-    return f"""declare i64 @llvm.aarch64.get.fpcr()
-declare void @llvm.aarch64.set.fpcr(i64)
-define void @{SYMBOL}{signature} nounwind {{
-  %saved = call i64 @llvm.aarch64.get.fpcr()
-  call void @llvm.aarch64.set.fpcr(i64 0)
-  call void @body(i64 %tid, i64 %nth, ptr %frame, ptr %sync)
-  call void @llvm.aarch64.set.fpcr(i64 %saved)
-  ret void
-}}"""
+    return "\n".join([*sorted(r.w.declared), guarded(target, SYMBOL, _PARAMS, "body"),
+                      f"define internal void @body({_PARAMS}) nounwind noinline {{", "entry:", body, "}", ""])
 
 
 class _RegionRenderer:
@@ -88,17 +61,15 @@ class _RegionRenderer:
         self.labels: dict[int, str] = {}
         self.phis: dict[int, list] = {}
         self.edges: dict[int, list[tuple[str, list[Scalar]]]] = {}
-        self.zero: str | None = None
+        self.batch: list[tuple[str, str, list[str]]] = []      # pending launches: run, grid, typed arguments
+        self.largest = (0, 0)                                   # items of a batch, argument slots of a batch
 
     # -- the function -----------------------------------------------------------------------------------------
     def render(self) -> str:
         w = self.w
         w.line("%retired = alloca i64")
-        w.line("%quiet = alloca i64")
         w.line("store i64 0, ptr %retired")
-        w.line("store i64 0, ptr %quiet")
-        w.line("%multi = icmp sgt i64 %nth, 1")
-        w.line("%first = icmp eq i64 %tid, 0")
+        space = w.slot()
         budget = w.op(f"getelementptr i64, ptr %frame, i64 {FrameWord.BUDGET.value}")
         w.line(f"%budget = load i64, ptr {budget}")
         self._stop_word()
@@ -113,7 +84,12 @@ class _RegionRenderer:
                 self._name(p)
             for s in b.body:
                 self._statement(s)
+            self._flush()
             self._end(b)
+        items, slots = self.largest
+        if items:
+            space += [f"  %items = alloca [{ITEM_WORDS * items} x i64], align 64",
+                      f"  %slots = alloca [{max(slots, 1)} x i64], align 64"]
         for b in blocks:
             for i, p in enumerate(b.params):
                 sources = ", ".join(f"[ {self._ref(args[i])}, %{label} ]" for label, args in self.edges[id(b)])
@@ -185,18 +161,12 @@ class _RegionRenderer:
         self.edges[id(target)].append((label, args))
 
     def _leave(self, exit: int, stores: list[StoreFrame]) -> None:
-        """Thread 0 writes RETIRED, EXIT and the stores; all return."""
+        """Writes RETIRED, EXIT and the stores, and returns."""
         w = self.w
-        write, out = w.new_block("write"), w.new_block("out")
-        w.branch("%first", write, out)
-        w.place(write)
-        retired = w.op("load i64, ptr %retired")
-        self._store_word(FrameWord.RETIRED.value, "i64", retired)
+        self._store_word(FrameWord.RETIRED.value, "i64", w.op("load i64, ptr %retired"))
         self._store_word(FrameWord.EXIT.value, "i64", str(exit))
         for s in stores:
             self._store_frame(s)
-        w.jump(out)
-        w.place(out)
         w.line("ret void")
 
     # -- statements -------------------------------------------------------------------------------------------
@@ -210,11 +180,9 @@ class _RegionRenderer:
             case Launch():
                 self._launch(s)
             case Barrier():
-                w.line("store i64 0, ptr %quiet")
-                self._when("%multi", lambda: w.call("void", "m3_barrier", "ptr %sync, i64 %nth", "ptr, i64",
-                                                    " nounwind"))
+                self._flush()
             case StoreFrame():
-                self._when("%first", lambda: self._store_frame(s))
+                self._store_frame(s)
             case Copy():
                 self._copy(s)
             case Retire(count):
@@ -224,15 +192,6 @@ class _RegionRenderer:
                 self._poll(s)
             case _:
                 raise PlanError(f"plan {self.plan.name}: unknown statement {s!r}")
-
-    def _when(self, cond: str, then: Callable[[], object]) -> None:
-        w = self.w
-        yes, done = w.new_block("when"), w.new_block("then")
-        w.branch(cond, yes, done)
-        w.place(yes)
-        then()
-        w.jump(done)
-        w.place(done)
 
     def _store_word(self, word: int, llvm_type: str, value: str) -> None:
         at = self.w.op(f"getelementptr i64, ptr %frame, i64 {word}")
@@ -262,56 +221,54 @@ class _RegionRenderer:
                 raise PlanError(f"plan {self.plan.name}: {k.name} takes {p.name} as {p.kind}, "
                                 f"the launch gives {a.type}")
             args.append(f"{LLVM_TYPE[p.kind]} {x}")
-        w.line("store i64 0, ptr %quiet")
-        symbol, types = kernel_symbol(self.digest(k)), kernel_signature(k)
-        if s.replicated:
-            w.call("void", symbol, ", ".join(["i64 0", "i64 1", *args]), types, " nounwind")
-        elif s.parallel:
-            w.call("void", symbol, ", ".join(["i64 %tid", "i64 %nth", *args]), types, " nounwind")
+        digest = self.digest(k)
+        if s.parallel and not s.replicated:
+            self._defer(run_symbol(digest), grid_symbol(digest), args)
         else:
-            alone = ", ".join(["i64 0", "i64 1", *args])
-            self._when("%first", lambda: w.call("void", symbol, alone, types, " nounwind"))
+            w.call("void", kernel_symbol(digest), ", ".join(["i64 0", "i64 1", *args]), kernel_signature(k), " nounwind")
 
     def _copy(self, s: Copy) -> None:
-        """Thread t copies bytes [t * chunk, (t + 1) * chunk), chunk a multiple of 64."""
-        w = self.w
-        dst, src, n = self._ref(s.dst), self._ref(s.src), self._ref(s.nbytes)
-        w.line("store i64 0, ptr %quiet")
-        large = w.op(f"icmp sge i64 {n}, {_SHARED_COPY}")
-        shared = w.op(f"and i1 {large}, %multi")
-        share = w.op(f"add i64 {w.op(f'udiv i64 {n}, %nth')}, 64")
-        share = w.op(f"and i64 {share}, -64")
-        chunk = w.op(f"select i1 {shared}, i64 {share}, i64 {n}")
-        lo = intrinsic(w, SCALAR, "umin", "i64", w.op(f"mul i64 %tid, {chunk}"), n)
-        hi = intrinsic(w, SCALAR, "umin", "i64", w.op(f"add i64 {lo}, {chunk}"), n)
-        size = w.op(f"sub i64 {hi}, {lo}")
-        to, fro = (w.op(f"getelementptr i8, ptr {p}, i64 {lo}") for p in (dst, src))
-        w.call("void", "llvm.memcpy.p0.p0.i64", f"ptr {to}, ptr {fro}, i64 {size}, i1 false", "ptr, ptr, i64, i1")
+        args = [f"{LLVM_TYPE[a.type]} {self._ref(a)}" for a in (s.dst, s.src, s.nbytes)]
+        self._defer("m3_copy", "m3_copy_grid", args)
+
+    def _defer(self, run: str, grid: str, args: list[str]) -> None:
+        """The launch joins the pending ones; its arguments are values by now."""
+        self.w.declared |= {f"declare void @{run}(i64, i64, ptr) nounwind", f"declare i64 @{grid}(ptr) nounwind"}
+        self.batch.append((run, grid, args))
+        if len(self.batch) == MOST_ITEMS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Executes the pending launches: writes their items and argument slots and calls m3_run."""
+        if not self.batch:
+            return
+        w, batch, slot = self.w, self.batch, 0
+        self.batch = []
+        for i, (run, grid, args) in enumerate(batch):
+            here = w.op(f"getelementptr i64, ptr %slots, i64 {slot}")
+            for k, word in enumerate((f"@{run}", f"@{grid}", here)):
+                w.line(f"store ptr {word}, ptr {w.op(f'getelementptr i64, ptr %items, i64 {ITEM_WORDS * i + k}')}")
+            for a in args:
+                w.line(f"store {a}, ptr {w.op(f'getelementptr i64, ptr %slots, i64 {slot}')}, align 8")
+                slot += 1
+        self.largest = (max(self.largest[0], len(batch)), max(self.largest[1], slot))
+        w.call("void", "m3_run", f"ptr %pool, ptr %items, i64 {len(batch)}", "ptr, ptr, i64", " nounwind")
 
     def _poll(self, s: Poll) -> None:
         w = self.w
+        self._flush()
         over = w.op(f"icmp sge i64 {w.op('load i64, ptr %retired')}, %budget")
-        one, many, meet, skip, leave, go = (w.new_block(x) for x in ("one", "many", "meet", "skip", "leave", "go"))
-        w.branch("%multi", many, one)
-        w.place(one)
         stop = w.op(f"icmp ne i32 {w.op('load atomic i32, ptr %stop monotonic, align 4')}, 0")
+        leave, go = w.new_block("leave"), w.new_block("go")
         w.branch(w.op(f"or i1 {over}, {stop}"), leave, go)
-        w.place(many)
-        quiet = w.op("load i64, ptr %quiet")
-        w.branch(w.op(f"icmp eq i64 {quiet}, 0"), meet, skip)
-        w.place(skip)
-        w.line(f"store i64 {w.op(f'sub i64 {quiet}, 1')}, ptr %quiet")
-        w.branch(over, leave, go)
-        w.place(meet)
-        w.line(f"store i64 {_QUIET_POLLS}, ptr %quiet")
-        word = w.call("i32", "m3_agree", "i64 %tid, i64 %nth, ptr %sync, ptr %stop", "i64, i64, ptr, ptr", " nounwind")
-        w.branch(w.op(f"or i1 {over}, {w.op(f'icmp ne i32 {word}, 0')}"), leave, go)
         w.place(leave)
         self._leave(s.exit, s.stores)
         w.place(go)
 
     # -- scalars ----------------------------------------------------------------------------------------------
     def _scalar(self, s: Scalar) -> None:
+        if s.op == "element":
+            self._flush()
         self.w.line(f"{self._name(s)} = {self._expression(s, [self._ref(a) for a in s.args])}")
 
     def _expression(self, s: Scalar, x: list[str]) -> str:

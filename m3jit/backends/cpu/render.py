@@ -1,7 +1,10 @@
-"""Loop IR -> LLVM IR text: one function `void @k_<digest>(i64 tid, i64 nth, params...)` per kernel.
+"""Loop IR -> LLVM IR text: one function `void @k_<digest>(i64 chunk, i64 chunks, params...)` per kernel.
 
-Thread tid of nth computes groups [G*tid/nth, G*(tid+1)/nth).  Three things are chosen here, none of which can change a
-result:
+Chunk c of n computes groups [G*c/n, G*(c+1)/n).  For batches (runtime.py) there are two more functions, which take the
+parameters from 8-byte slots: `void @run_<digest>(i64 chunk, i64 chunks, ptr args)` calls the first one, and
+`i64 @grid_<digest>(ptr args)` gives G.
+
+Three things are chosen here, none of which can change a result:
 
 * **passes**: a kernel whose lanes never meet is computed a few machine vectors at a time, so that its values stay in
   registers (64 lanes of a long expression would need 16 registers per value on SSE2).  This relies on what "r" says:
@@ -36,18 +39,33 @@ def kernel_symbol(digest: str) -> str:
     return f"k_{digest}"
 
 
+def run_symbol(digest: str) -> str:
+    return f"run_{digest}"
+
+
+def grid_symbol(digest: str) -> str:
+    return f"grid_{digest}"
+
+
 def kernel_signature(kernel: Kernel) -> str:
     """LLVM types of the kernel function's arguments."""
     return ", ".join(["i64", "i64"] + [LLVM_TYPE[p.kind] for p in kernel.params])
 
 
-def render_kernel(kernel: Kernel, target: CpuTarget, symbol: str) -> str:
-    """The kernel's function and its declarations, as LLVM IR text without triple and data layout."""
-    r = _KernelRenderer(kernel, target)
-    body = r.render()
-    params = ", ".join(["i64 %tid", "i64 %nth"] + [f"{LLVM_TYPE[p.kind]} %p{i}" for i, p in enumerate(kernel.params)])
-    out = [*sorted(r.w.declared), f"define void @{symbol}({params}) nounwind {{", "entry:", body, "}"]
-    return "\n".join(out) + "\n"
+def render_kernel(kernel: Kernel, target: CpuTarget, digest: str) -> str:
+    """The kernel's functions and their declarations, as LLVM IR text without triple and data layout."""
+    r, g = _KernelRenderer(kernel, target), _KernelRenderer(kernel, target)
+    body, count = r.render(), g.render_grid()
+    args = [f"{LLVM_TYPE[p.kind]} %p{i}" for i, p in enumerate(kernel.params)]
+    unpack = [line for i, p in enumerate(kernel.params) for line in (
+        f"  %a{i} = getelementptr i64, ptr %args, i64 {i}", f"  %p{i} = load {LLVM_TYPE[p.kind]}, ptr %a{i}, align 8")]
+    symbol = kernel_symbol(digest)
+    return "\n".join([
+        *sorted(r.w.declared | g.w.declared),
+        f"define void @{symbol}({', '.join(['i64 %tid', 'i64 %nth', *args])}) nounwind {{", "entry:", body, "}",
+        f"define void @{run_symbol(digest)}(i64 %tid, i64 %nth, ptr %args) nounwind {{", *unpack,
+        f"  call void @{symbol}({', '.join(['i64 %tid', 'i64 %nth', *args])})", "  ret void", "}",
+        f"define i64 @{grid_symbol(digest)}(ptr %args) nounwind {{", "entry:", *unpack, count, "}", ""])
 
 
 def unsupported(kernel: Kernel) -> str | None:
@@ -95,13 +113,22 @@ class _KernelRenderer:
             part, fitting = part * 2, fitting // 2
         return part
 
-    # -- the function -----------------------------------------------------------------------------------------
-    def render(self) -> str:
-        w = self.w
+    # -- the functions ----------------------------------------------------------------------------------------
+    def _grid(self) -> str:
+        """The number of groups, computed here."""
         self.params = {p.name: self._param(i, p.kind) for i, p in enumerate(self.kernel.params)}
         self.block(self.kernel.prologue)
-        grid = self.get(self.kernel.grid)
-        lo, hi = self._chunk(grid.scalar)
+        return self.get(self.kernel.grid).scalar
+
+    def render_grid(self) -> str:
+        """Body of the function that returns the number of groups."""
+        self.w.line(f"ret i64 {self._grid()}")
+        return self.w.text()
+
+    def render(self) -> str:
+        """Body of the function that computes one chunk of the groups."""
+        w = self.w
+        lo, hi = self._chunk(self._grid())
         head, latch, leave = w.new_block("group"), w.new_block("latch"), w.new_block("leave")
         before, g, following = w.block, w.name("g"), w.name("g")
         w.branch(w.op(f"icmp slt i64 {lo}, {hi}"), head, leave)
@@ -124,7 +151,7 @@ class _KernelRenderer:
         return v
 
     def _chunk(self, grid: str) -> tuple[str, str]:
-        """This thread's groups; without the divisions when there is one thread."""
+        """The groups of this chunk; without the divisions when there is one chunk."""
         w = self.w
         split, ready, before = w.new_block("split"), w.new_block("ready"), w.block
         w.branch(w.op("icmp eq i64 %nth, 1"), ready, split)

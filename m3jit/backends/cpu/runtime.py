@@ -1,21 +1,30 @@
-"""Native support code, written in LLVM IR: barrier, agreement, worker loop and launch.
+"""Native support code, written in LLVM IR: batches of launches, chunk claiming, worker loop, entry from the host.
 
-Memory shared by the threads of one pool (byte offsets; every group on its own 128-byte line pair):
+A region runs on the calling thread alone.  Its parallel launches come in batches of independent items; a batch is
+published as one job, whose chunks any thread claims.  The caller claims too, and at the end waits only for chunks that
+are being executed: a worker that the kernel does not schedule costs nothing, unless it holds a chunk.
 
-      0  barrier: arrivals (i32)
-    128  barrier: generation (i32)
-    256  agreement: two i32 slots, used in turn
-    384  busy (i32): a launch is running
-    392  job: sequence number (i32); 400 function; 408 frame; 416 threads (i64)
-    512 + 128 t   worker t: +0 go (i32, sequence number of its newest job), +4 sleeping (i32), +8 ready (i32)
-                  +64 done (i32)
+Memory of a pool (byte offsets; what different threads write lies on different 128-byte line pairs):
 
-`launch(call)` takes one pointer to {pool, function, frame, threads} and returns the frame's EXIT word.  It runs
-`function(thread, threads, frame, pool)` on this thread (as thread 0) and on workers 1 .. threads-1.  If another launch
+      0  ticket (i64): job number << 16 | chunks of the job that nobody has claimed
+    128  done (i64): chunks of the job that workers have finished
+    256  job: items (ptr), 264 chunks (i64), 272 threads that may take part (i64); 280 stopping (i32)
+    384  busy (i32): a region is running
+    512 + 4 t   worker t sleeps (i32, the word it sleeps on)
+   1536 + 4 t   worker t has started (i32)
+
+Claiming: read the ticket, read the job, swap the ticket for ticket - 1.  A job is not replaced before all its chunks
+were claimed and done, so a successful swap proves that what was read belongs together; the job number keeps an old
+ticket from fitting a new job.  Chunks are counted down, so the ticket alone says whether any is left.
+
+An item is four words: run (ptr), grid (ptr), args (ptr), chunks (i64, filled in here).  `grid(args)` gives the number
+of groups, `run(chunk, chunks, args)` executes the groups [G * chunk / chunks, G * (chunk + 1) / chunks).
+
+`launch(call)` takes one pointer to {pool, region, frame, threads} and returns the frame's EXIT word.  If another region
 is running in the pool, this one runs alone on the calling thread: the bytes are the same.
 
-Waiting: a few pause instructions, then sched_yield (a busy neighbour must not cost a time slice), and for workers with
-nothing to do a futex sleep.
+Waiting: some pause instructions, then sched_yield (a busy neighbour must not cost a time slice), and for workers with
+nothing to do a futex sleep, from which the next job wakes them.
 """
 from __future__ import annotations
 
@@ -27,12 +36,16 @@ from m3jit.backends.cpu.target import CpuTarget
 from m3jit.ir.plan import FrameWord
 
 BUSY = 384
-POOL_HEADER = 512
-WORKER_BYTES = 128
+READY = 1536
+MAX_THREADS = 256
+POOL_BYTES = READY + 4 * MAX_THREADS
+CHUNKS_PER_THREAD = 4
+MOST_ITEMS = 32            # of a batch: MOST_ITEMS * CHUNKS_PER_THREAD * MAX_THREADS chunks fit the ticket's 16 bits
+ITEM_WORDS = 4
 
-_BARRIER_SPINS = 256       # pauses before yielding: about 10 microseconds
+_DONE_SPINS = 256          # pauses before yielding while a worker finishes its chunk: about 10 microseconds
 _IDLE_SPINS = 1000         # an idle worker: about 30 microseconds of pauses,
-_IDLE_YIELDS = 400         # then some 0.2 ms of yielding, then sleep
+_IDLE_YIELDS = 200         # then some 0.1 ms of yielding, then sleep
 
 
 def imports() -> dict[str, int]:
@@ -75,39 +88,248 @@ define internal void @wake(ptr %word) nounwind noinline {{
 
 
 def runtime_text(target: CpuTarget) -> str:
-    """IR of the support functions: m3_barrier, m3_agree, m3_worker, m3_launch, m3_stop."""
+    """IR of the support functions: m3_run, m3_copy, m3_copy_grid, m3_worker, m3_launch, m3_stop."""
     if target.arch == "x86_64":
         declare, pause = "declare void @llvm.x86.sse2.pause()\n", "call void @llvm.x86.sse2.pause()"
     else:
         declare, pause = "declare void @llvm.aarch64.hint(i32)\n", "call void @llvm.aarch64.hint(i32 1)"
-    return declare + "declare i32 @sched_yield()\n" + _sleep_text() + _BARRIER.replace("PAUSE", pause).replace(
-        "SPINS", str(_BARRIER_SPINS)) + _WORKER.replace("PAUSE", pause).replace(
-        "SPINS", str(_IDLE_SPINS)).replace("YIELDS", str(_IDLE_YIELDS)) + _LAUNCH.replace("PAUSE", pause).replace(
-        "EXITBYTE", str(8 * FrameWord.EXIT)).replace("SPINS", str(_BARRIER_SPINS))
+    text = "".join((_ITEMS, _JOB, _WORKER, _LAUNCH))
+    for name, value in (("PAUSE", pause), ("DONE_SPINS", _DONE_SPINS), ("IDLE_SPINS", _IDLE_SPINS),
+                        ("IDLE_LIMIT", _IDLE_SPINS + _IDLE_YIELDS), ("CHUNKS_PER_THREAD", CHUNKS_PER_THREAD),
+                        ("EXIT_BYTE", 8 * FrameWord.EXIT)):
+        text = text.replace(name, str(value))
+    worker = guarded(target, "m3_worker", "ptr %pool, i64 %tid", "serve")
+    return declare + "declare i32 @sched_yield()\n" + _sleep_text() + text + worker
 
 
-_BARRIER = """
-define void @m3_barrier(ptr %sync, i64 %nth) nounwind {
-entry:
-  %generation = getelementptr i8, ptr %sync, i64 128
-  %mine = load atomic i32, ptr %generation acquire, align 4
-  %before = atomicrmw add ptr %sync, i32 1 acq_rel
-  %arrived = add i32 %before, 1
-  %all = trunc i64 %nth to i32
-  %last = icmp eq i32 %arrived, %all
-  br i1 %last, label %open, label %spin
-open:
-  store atomic i32 0, ptr %sync monotonic, align 4
-  %next = add i32 %mine, 1
-  store atomic i32 %next, ptr %generation release, align 4
+def guarded(target: CpuTarget, name: str, params: str, body: str) -> str:
+    """A function that calls `body` with the floating-point control word set (round to nearest, denormals kept) and
+    puts the caller's word back.  `body` must not be inlined, so that nothing moves across."""
+    if target.arch == "x86_64":
+        return f"""declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define void @{name}({params}) nounwind {{
+  %saved = alloca i32
+  %wanted = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %saved)
+  store i32 8064, ptr %wanted
+  call void @llvm.x86.sse.ldmxcsr(ptr %wanted)
+  call void @{body}({params})
+  call void @llvm.x86.sse.ldmxcsr(ptr %saved)
   ret void
-spin:
-  %i = phi i32 [ 0, %entry ], [ %more, %again ]
-  %now = load atomic i32, ptr %generation acquire, align 4
-  %changed = icmp ne i32 %now, %mine
-  br i1 %changed, label %leave, label %waiting
-waiting:
-  %patient = icmp ult i32 %i, SPINS
+}}
+"""
+    return f"""declare i64 @llvm.aarch64.get.fpcr()
+declare void @llvm.aarch64.set.fpcr(i64)
+define void @{name}({params}) nounwind {{
+  %saved = call i64 @llvm.aarch64.get.fpcr()
+  call void @llvm.aarch64.set.fpcr(i64 0)
+  call void @{body}({params})
+  call void @llvm.aarch64.set.fpcr(i64 %saved)
+  ret void
+}}
+"""
+
+
+_ITEMS = """
+; executes chunk `chunk` of one item
+define internal void @run_item(ptr %item, i64 %chunk, i64 %chunks) nounwind noinline {
+  %run = load ptr, ptr %item, align 8
+  %argsp = getelementptr i8, ptr %item, i64 16
+  %args = load ptr, ptr %argsp, align 8
+  call void %run(i64 %chunk, i64 %chunks, ptr %args)
+  ret void
+}
+
+; executes a chunk of a batch: the items' chunks are numbered one after another
+define internal void @run_chunk(ptr %items, i64 %number) nounwind noinline {
+entry:
+  br label %look
+look:
+  %item = phi ptr [ %items, %entry ], [ %following, %skip ]
+  %chunk = phi i64 [ %number, %entry ], [ %rest, %skip ]
+  %chunksp = getelementptr i8, ptr %item, i64 24
+  %chunks = load i64, ptr %chunksp, align 8
+  %here = icmp slt i64 %chunk, %chunks
+  br i1 %here, label %run, label %skip
+skip:
+  %following = getelementptr i8, ptr %item, i64 32
+  %rest = sub i64 %chunk, %chunks
+  br label %look
+run:
+  call void @run_item(ptr %item, i64 %chunk, i64 %chunks)
+  ret void
+}
+
+; chunks of every item, at most `limit` each; returns their sum, or 0 when no item has two groups
+define internal i64 @plan_chunks(ptr %items, i64 %n, i64 %limit) nounwind noinline {
+entry:
+  br label %each
+each:
+  %i = phi i64 [ 0, %entry ], [ %i1, %one ]
+  %total = phi i64 [ 0, %entry ], [ %total1, %one ]
+  %shared = phi i1 [ false, %entry ], [ %shared1, %one ]
+  %more = icmp slt i64 %i, %n
+  br i1 %more, label %one, label %leave
+one:
+  %item = getelementptr [32 x i8], ptr %items, i64 %i
+  %gridp = getelementptr i8, ptr %item, i64 8
+  %grid = load ptr, ptr %gridp, align 8
+  %argsp = getelementptr i8, ptr %item, i64 16
+  %args = load ptr, ptr %argsp, align 8
+  %groups = call i64 %grid(ptr %args)
+  %empty = icmp slt i64 %groups, 0
+  %some = select i1 %empty, i64 0, i64 %groups
+  %many = icmp slt i64 %some, %limit
+  %chunks = select i1 %many, i64 %some, i64 %limit
+  %chunksp = getelementptr i8, ptr %item, i64 24
+  store i64 %chunks, ptr %chunksp, align 8
+  %total1 = add i64 %total, %chunks
+  %several = icmp sge i64 %chunks, 2
+  %shared1 = or i1 %shared, %several
+  %i1 = add i64 %i, 1
+  br label %each
+leave:
+  %result = select i1 %shared, i64 %total, i64 0
+  ret i64 %result
+}
+
+; a copy as an item: args {dst, src, bytes}; one group per 32 KiB, pieces in multiples of 64 bytes
+define i64 @m3_copy_grid(ptr %args) nounwind {
+  %bytesp = getelementptr i8, ptr %args, i64 16
+  %bytes = load i64, ptr %bytesp, align 8
+  %groups = lshr i64 %bytes, 15
+  ret i64 %groups
+}
+
+declare i64 @llvm.umin.i64(i64, i64)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define void @m3_copy(i64 %chunk, i64 %chunks, ptr %args) nounwind {
+  %dst = load ptr, ptr %args, align 8
+  %srcp = getelementptr i8, ptr %args, i64 8
+  %src = load ptr, ptr %srcp, align 8
+  %bytesp = getelementptr i8, ptr %args, i64 16
+  %bytes = load i64, ptr %bytesp, align 8
+  %share = udiv i64 %bytes, %chunks
+  %above = add i64 %share, 64
+  %piece = and i64 %above, -64
+  %from = mul i64 %chunk, %piece
+  %lo = call i64 @llvm.umin.i64(i64 %from, i64 %bytes)
+  %end = add i64 %lo, %piece
+  %hi = call i64 @llvm.umin.i64(i64 %end, i64 %bytes)
+  %size = sub i64 %hi, %lo
+  %to = getelementptr i8, ptr %dst, i64 %lo
+  %at = getelementptr i8, ptr %src, i64 %lo
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %at, i64 %size, i1 false)
+  ret void
+}
+"""
+
+_JOB = """
+; claims and executes chunks of the present job until none is left; returns how many
+define internal i64 @take_part(ptr %pool, i64 %tid) nounwind noinline {
+entry:
+  %itemsp = getelementptr i8, ptr %pool, i64 256
+  %chunksp = getelementptr i8, ptr %pool, i64 264
+  %threadsp = getelementptr i8, ptr %pool, i64 272
+  br label %look
+look:
+  %n = phi i64 [ 0, %entry ], [ %n, %claim ], [ %n1, %run ]
+  %ticket = load atomic i64, ptr %pool acquire, align 8
+  %left = and i64 %ticket, 65535
+  %none = icmp eq i64 %left, 0
+  br i1 %none, label %leave, label %read
+read:
+  %items = load atomic ptr, ptr %itemsp monotonic, align 8
+  %chunks = load atomic i64, ptr %chunksp monotonic, align 8
+  %threads = load atomic i64, ptr %threadsp monotonic, align 8
+  %invited = icmp slt i64 %tid, %threads
+  br i1 %invited, label %claim, label %leave
+claim:
+  %taken = sub i64 %ticket, 1
+  %pair = cmpxchg ptr %pool, i64 %ticket, i64 %taken acq_rel monotonic
+  %got = extractvalue { i64, i1 } %pair, 1
+  br i1 %got, label %run, label %look
+run:
+  %chunk = sub i64 %chunks, %left
+  call void @run_chunk(ptr %items, i64 %chunk)
+  %n1 = add i64 %n, 1
+  br label %look
+leave:
+  ret i64 %n
+}
+
+; wakes those of workers 1 .. nth-1 that sleep
+define internal void @rouse(ptr %pool, i64 %nth) nounwind noinline {
+entry:
+  %all = getelementptr i8, ptr %pool, i64 512
+  br label %each
+each:
+  %t = phi i64 [ 1, %entry ], [ %t1, %next ]
+  %more = icmp slt i64 %t, %nth
+  br i1 %more, label %one, label %leave
+one:
+  %sleeping = getelementptr i32, ptr %all, i64 %t
+  %state = load atomic i32, ptr %sleeping seq_cst, align 4
+  %asleep = icmp ne i32 %state, 0
+  br i1 %asleep, label %up, label %next
+up:
+  store atomic i32 0, ptr %sleeping seq_cst, align 4
+  call void @wake(ptr %sleeping)
+  br label %next
+next:
+  %t1 = add i64 %t, 1
+  br label %each
+leave:
+  ret void
+}
+
+; executes a batch of n independent items, with the pool's workers unless `pool` is null
+define void @m3_run(ptr %pool, ptr %items, i64 %n) nounwind {
+entry:
+  %single = icmp eq ptr %pool, null
+  br i1 %single, label %alone, label %share
+alone:
+  %i = phi i64 [ 0, %entry ], [ 0, %share ], [ %i1, %one ]
+  %more = icmp slt i64 %i, %n
+  br i1 %more, label %one, label %leave
+one:
+  %item = getelementptr [32 x i8], ptr %items, i64 %i
+  call void @run_item(ptr %item, i64 0, i64 1)
+  %i1 = add i64 %i, 1
+  br label %alone
+share:
+  %itemsp = getelementptr i8, ptr %pool, i64 256
+  %chunksp = getelementptr i8, ptr %pool, i64 264
+  %threadsp = getelementptr i8, ptr %pool, i64 272
+  %done = getelementptr i8, ptr %pool, i64 128
+  %threads = load i64, ptr %threadsp, align 8
+  %limit = mul i64 %threads, CHUNKS_PER_THREAD
+  %total = call i64 @plan_chunks(ptr %items, i64 %n, i64 %limit)
+  %small = icmp eq i64 %total, 0
+  br i1 %small, label %alone, label %publish
+publish:
+  store atomic ptr %items, ptr %itemsp monotonic, align 8
+  store atomic i64 %total, ptr %chunksp monotonic, align 8
+  store atomic i64 0, ptr %done monotonic, align 8
+  %old = load atomic i64, ptr %pool monotonic, align 8
+  %next = add i64 %old, 65536
+  %job = and i64 %next, -65536
+  %ticket = or i64 %job, %total
+  store atomic i64 %ticket, ptr %pool seq_cst, align 8
+  %few = icmp slt i64 %total, %threads
+  %helpers = select i1 %few, i64 %total, i64 %threads
+  call void @rouse(ptr %pool, i64 %helpers)
+  %mine = call i64 @take_part(ptr %pool, i64 0)
+  %others = sub i64 %total, %mine
+  br label %look
+look:
+  %k = phi i32 [ 0, %publish ], [ %k1, %again ]
+  %finished = load atomic i64, ptr %done acquire, align 8
+  %complete = icmp eq i64 %finished, %others
+  br i1 %complete, label %leave, label %wait
+wait:
+  %patient = icmp ult i32 %k, DONE_SPINS
   br i1 %patient, label %short, label %long
 short:
   PAUSE
@@ -116,143 +338,86 @@ long:
   %r = call i32 @sched_yield()
   br label %again
 again:
-  %inc = add i32 %i, 1
-  %more = select i1 %patient, i32 %inc, i32 %i
-  br label %spin
+  %inc = add i32 %k, 1
+  %k1 = select i1 %patient, i32 %inc, i32 %k
+  br label %look
 leave:
   ret void
-}
-
-; thread 0 reads the stop word and all threads return what it read
-define i32 @m3_agree(i64 %tid, i64 %nth, ptr %sync, ptr %stop) nounwind {
-entry:
-  %generation = getelementptr i8, ptr %sync, i64 128
-  %mine = load atomic i32, ptr %generation acquire, align 4
-  %parity = and i32 %mine, 1
-  %parity64 = zext i32 %parity to i64
-  %slots = getelementptr i8, ptr %sync, i64 256
-  %slot = getelementptr i32, ptr %slots, i64 %parity64
-  %reads = icmp eq i64 %tid, 0
-  br i1 %reads, label %read, label %meet
-read:
-  %word = load atomic i32, ptr %stop monotonic, align 4
-  store atomic i32 %word, ptr %slot monotonic, align 4
-  br label %meet
-meet:
-  call void @m3_barrier(ptr %sync, i64 %nth)
-  %agreed = load atomic i32, ptr %slot monotonic, align 4
-  ret i32 %agreed
 }
 """
 
 _WORKER = """
-define void @m3_worker(ptr %pool, i64 %tid) nounwind {
+define internal void @serve(ptr %pool, i64 %tid) nounwind noinline {
 entry:
-  %scaled = mul i64 %tid, 128
-  %offset = add i64 %scaled, 512
-  %go = getelementptr i8, ptr %pool, i64 %offset
-  %sleeping = getelementptr i8, ptr %go, i64 4
-  %ready = getelementptr i8, ptr %go, i64 8
-  %done = getelementptr i8, ptr %go, i64 64
-  %fnp = getelementptr i8, ptr %pool, i64 400
-  %framep = getelementptr i8, ptr %pool, i64 408
-  %nthp = getelementptr i8, ptr %pool, i64 416
+  %done = getelementptr i8, ptr %pool, i64 128
+  %threadsp = getelementptr i8, ptr %pool, i64 272
+  %stoppingp = getelementptr i8, ptr %pool, i64 280
+  %sleepers = getelementptr i8, ptr %pool, i64 512
+  %sleeping = getelementptr i32, ptr %sleepers, i64 %tid
+  %readiness = getelementptr i8, ptr %pool, i64 1536
+  %ready = getelementptr i32, ptr %readiness, i64 %tid
   store atomic i32 1, ptr %ready release, align 4
-  br label %idle
-idle:
-  %seen = phi i32 [ 0, %entry ], [ %now, %run ]
   br label %look
 look:
-  %i = phi i32 [ 0, %idle ], [ %more, %again ]
-  %now = load atomic i32, ptr %go acquire, align 4
-  %called = icmp ne i32 %now, %seen
-  br i1 %called, label %work, label %wait
+  %i = phi i32 [ 0, %entry ], [ 0, %worked ], [ %i1, %again ], [ %since, %up ]
+  %n = call i64 @take_part(ptr %pool, i64 %tid)
+  %some = icmp ne i64 %n, 0
+  br i1 %some, label %worked, label %idle
+worked:
+  %before = atomicrmw add ptr %done, i64 %n acq_rel
+  br label %look
+idle:
+  %stopping = load atomic i32, ptr %stoppingp acquire, align 4
+  %stop = icmp ne i32 %stopping, 0
+  br i1 %stop, label %leave, label %wait
 wait:
-  %more = add i32 %i, 1
-  %patient = icmp ult i32 %i, SPINS
+  %i1 = add i32 %i, 1
+  %patient = icmp ult i32 %i, IDLE_SPINS
   br i1 %patient, label %short, label %longer
 short:
   PAUSE
   br label %again
 longer:
-  %yielded = sub i32 %i, SPINS
-  %yielding = icmp ult i32 %yielded, YIELDS
+  %yielding = icmp ult i32 %i, IDLE_LIMIT
   br i1 %yielding, label %yield, label %sleep
 yield:
   %r = call i32 @sched_yield()
   br label %again
-sleep:
-  store atomic i32 1, ptr %sleeping seq_cst, align 4
-  %last = load atomic i32, ptr %go seq_cst, align 4
-  %still = icmp eq i32 %last, %seen
-  br i1 %still, label %down, label %up
-down:
-  call void @wait_on(ptr %go, i32 %seen)
-  br label %up
-up:
-  store atomic i32 0, ptr %sleeping seq_cst, align 4
-  br label %again
 again:
   br label %look
-work:
-  %fn = load ptr, ptr %fnp, align 8
-  %none = icmp eq ptr %fn, null
-  br i1 %none, label %leave, label %run
-run:
-  %frame = load ptr, ptr %framep, align 8
-  %nth = load i64, ptr %nthp, align 8
-  call void %fn(i64 %tid, i64 %nth, ptr %frame, ptr %pool)
-  store atomic i32 %now, ptr %done release, align 4
-  br label %idle
+sleep:
+  ; say so, then look once more: whoever publishes looks for sleepers after publishing
+  store atomic i32 1, ptr %sleeping seq_cst, align 4
+  %ticket = load atomic i64, ptr %pool seq_cst, align 8
+  %left = and i64 %ticket, 65535
+  %open = icmp ne i64 %left, 0
+  %threads = load atomic i64, ptr %threadsp seq_cst, align 8
+  %invited = icmp slt i64 %tid, %threads
+  %called = and i1 %open, %invited
+  %halting = load atomic i32, ptr %stoppingp seq_cst, align 4
+  %halt = icmp ne i32 %halting, 0
+  %needed = or i1 %called, %halt
+  br i1 %needed, label %up, label %down
+down:
+  call void @wait_on(ptr %sleeping, i32 1)
+  br label %up
+up:
+  ; woken by a job: be patient again; woken by nothing: look once and sleep on
+  %state = atomicrmw xchg ptr %sleeping, i32 0 seq_cst
+  %woken = icmp eq i32 %state, 0
+  %since = select i1 %woken, i32 0, i32 IDLE_LIMIT
+  br label %look
 leave:
-  store atomic i32 0, ptr %ready release, align 4
   ret void
 }
 """
 
 _LAUNCH = """
-; hands the job to workers 1 .. nth-1 and returns its sequence number
-define internal i32 @hand_out(ptr %pool, ptr %fn, ptr %frame, i64 %nth) nounwind noinline {
-entry:
-  %seqp = getelementptr i8, ptr %pool, i64 392
-  %fnp = getelementptr i8, ptr %pool, i64 400
-  %framep = getelementptr i8, ptr %pool, i64 408
-  %nthp = getelementptr i8, ptr %pool, i64 416
-  %old = load i32, ptr %seqp, align 4
-  %seq = add i32 %old, 1
-  store i32 %seq, ptr %seqp, align 4
-  store ptr %fn, ptr %fnp, align 8
-  store ptr %frame, ptr %framep, align 8
-  store i64 %nth, ptr %nthp, align 8
-  br label %each
-each:
-  %t = phi i64 [ 1, %entry ], [ %t1, %handed ]
-  %more = icmp slt i64 %t, %nth
-  br i1 %more, label %one, label %leave
-one:
-  %scaled = mul i64 %t, 128
-  %offset = add i64 %scaled, 512
-  %go = getelementptr i8, ptr %pool, i64 %offset
-  store atomic i32 %seq, ptr %go seq_cst, align 4
-  %sleepingp = getelementptr i8, ptr %go, i64 4
-  %sleeping = load atomic i32, ptr %sleepingp seq_cst, align 4
-  %asleep = icmp ne i32 %sleeping, 0
-  br i1 %asleep, label %rouse, label %handed
-rouse:
-  call void @wake(ptr %go)
-  br label %handed
-handed:
-  %t1 = add i64 %t, 1
-  br label %each
-leave:
-  ret i32 %seq
-}
-
 define i64 @m3_launch(ptr %call) nounwind {
 entry:
   %pool = load ptr, ptr %call, align 8
-  %fnp = getelementptr i8, ptr %call, i64 8
-  %fn = load ptr, ptr %fnp, align 8
+  %regionp = getelementptr i8, ptr %call, i64 8
+  %region = load ptr, ptr %regionp, align 8
   %framep = getelementptr i8, ptr %call, i64 16
   %frame = load ptr, ptr %framep, align 8
   %nthp = getelementptr i8, ptr %call, i64 24
@@ -265,52 +430,21 @@ acquire:
   %got = extractvalue { i32, i1 } %pair, 1
   br i1 %got, label %together, label %alone
 alone:
-  call void %fn(i64 0, i64 1, ptr %frame, ptr %pool)
+  call void %region(ptr %frame, ptr null)
   br label %leave
 together:
-  %seq = call i32 @hand_out(ptr %pool, ptr %fn, ptr %frame, i64 %nth)
-  call void %fn(i64 0, i64 %nth, ptr %frame, ptr %pool)
-  br label %each
-each:
-  %t = phi i64 [ 1, %together ], [ %t1, %finished ]
-  %more = icmp slt i64 %t, %nth
-  br i1 %more, label %one, label %release
-one:
-  %scaled = mul i64 %t, 128
-  %offset = add i64 %scaled, 576
-  %done = getelementptr i8, ptr %pool, i64 %offset
-  br label %look
-look:
-  %i = phi i32 [ 0, %one ], [ %i1, %again ]
-  %state = load atomic i32, ptr %done acquire, align 4
-  %ok = icmp eq i32 %state, %seq
-  br i1 %ok, label %finished, label %wait
-wait:
-  %patient = icmp ult i32 %i, SPINS
-  br i1 %patient, label %short, label %long
-short:
-  PAUSE
-  br label %again
-long:
-  %r = call i32 @sched_yield()
-  br label %again
-again:
-  %inc = add i32 %i, 1
-  %i1 = select i1 %patient, i32 %inc, i32 %i
-  br label %look
-finished:
-  %t1 = add i64 %t, 1
-  br label %each
-release:
+  %threadsp = getelementptr i8, ptr %pool, i64 272
+  store atomic i64 %nth, ptr %threadsp monotonic, align 8
+  call void %region(ptr %frame, ptr %pool)
   store atomic i32 0, ptr %busyp release, align 4
   br label %leave
 leave:
-  %exitp = getelementptr i8, ptr %frame, i64 EXITBYTE
+  %exitp = getelementptr i8, ptr %frame, i64 EXIT_BYTE
   %exit = load i64, ptr %exitp, align 8
   ret i64 %exit
 }
 
-; waits until no launch runs, then tells workers 1 .. nth-1 to return; the pool stays busy for good
+; waits until no region runs, then tells workers 1 .. nth-1 to return; the pool stays busy for good
 define void @m3_stop(ptr %pool, i64 %nth) nounwind {
 entry:
   %busyp = getelementptr i8, ptr %pool, i64 384
@@ -323,7 +457,9 @@ later:
   %r = call i32 @sched_yield()
   br label %acquire
 tell:
-  %seq = call i32 @hand_out(ptr %pool, ptr null, ptr null, i64 %nth)
+  %stoppingp = getelementptr i8, ptr %pool, i64 280
+  store atomic i32 1, ptr %stoppingp seq_cst, align 4
+  call void @rouse(ptr %pool, i64 %nth)
   ret void
 }
 """
