@@ -1,7 +1,6 @@
-"""`m3jit bench`: the benchmarks of a source checkout."""
+"""`m3jit bench`: the speed and memory table of a source checkout."""
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,34 +10,27 @@ import click
 
 from m3jit.errors import UserError
 
-NEEDED = ("pytest", "pytest_benchmark")
+TABLE = "benchmarks/table.py"
 
 
-def benchmark_folder() -> Path | None:
-    """benchmarks/ here or beside the package."""
+def checkout() -> Path | None:
+    """The source checkout here or around the package, which has the benchmarks."""
     import m3jit
-    for root in (Path.cwd(), Path(m3jit.__file__).parent.parent):
-        folder = root / "benchmarks"
-        if (folder / "conftest.py").is_file() or any(folder.glob("test_*.py")) or any(folder.glob("bench_*.py")):
-            return folder
-    return None
+    return next((root for root in (Path.cwd(), Path(m3jit.__file__).parent.parent) if (root / TABLE).is_file()), None)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[PYTEST ARGUMENTS]...")
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
 def bench(arguments: tuple[str, ...]) -> int:
-    """Run the benchmarks (benchmarks/ of a source checkout) and print their table.
+    """Measure m3jit and its peers and print the table (benchmarks/ of a source checkout).
 
-    ARGUMENTS go to pytest: `m3jit bench -k fused` runs some of them.
+    ARGUMENTS go to `python -m benchmarks.table`: --help lists them, --rows chain,scalar measures some rows.
     """
-    folder = benchmark_folder()
-    if folder is None:
+    root = checkout()
+    if root is None:
         raise UserError("no benchmarks here: they are part of the source, not of the installed package; run `m3jit bench` "
-                        "in a checkout")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"the benchmarks need {', '.join(missing)}: pip install -e '.[bench]'")
-    files = sorted(str(p) for pattern in ("test_*.py", "bench_*.py") for p in folder.glob(pattern))
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", *files, *arguments]
-    code = subprocess.run(command, cwd=folder.parent, env=os.environ | {"PYTHONPATH": str(folder.parent)}).returncode
-    return {0: 0, 2: 130}.get(code, 1)
+                        "in a checkout, after pip install -e '.[bench]'")
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    code = subprocess.run([sys.executable, "-m", "benchmarks.table", *arguments], cwd=root,
+                          env=os.environ | {"PYTHONPATH": path}).returncode
+    return code if code >= 0 else 128 - code

@@ -29,6 +29,7 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
               help='Set a register first: 5, 0.5, "text", [[1, 2], [3, 4]], f32[4, 8] (zeros), @FILE.npy.')
 @click.option("--show", "shown", multiple=True, metavar="rX", help="Print a register afterwards, on standard error.")
 @click.option("--files", metavar="FOLDER", default=".", help="Folder the program may read and write [.].")
+@click.option("--search", "-I", multiple=True, metavar="FOLDER", help="Look here too for FILE= and .import.")
 @click.option("--threads", "-t", type=click.IntRange(1, 1024), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True,
               help="auto, cpu, cpu:LEVEL (baseline avx2 avx512 native), numba, python or interpreter.")
@@ -58,7 +59,7 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
         program, prompts = _model_program(found, models, sampling, prompts, options)
     else:
         refuse_for_programs(sampling, found.reference, {"--chat": options["chat"], "--system": bool(options["system"])})
-        program = whats.open_program(found, bound=tuple(b.partition("=")[0].strip() for b in options["bindings"]))
+        program = whats.open_program(found, options["search"], tuple(b.partition("=")[0].strip() for b in options["bindings"]))
         from m3jit.cli.machine import read_text
         prompts += [read_text(path) for path in options["inputs"]]
     return _run(program, models, prompts, limit, options)
