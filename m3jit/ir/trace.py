@@ -106,6 +106,8 @@ class TraceXp(TraceLayout, TraceModel):
             if isinstance(v, Node) and v.is_tensor:
                 out.append(v)
             elif isinstance(v, Node) and v.is_scalar:
+                if v.type == I64T and dtype.kind == "float":
+                    v = self._rounded_once(v)
                 if (v.type == F64T) != (dtype.kind == "float"):
                     raise Untraceable("scalar and tensor kinds differ")
                 out.append(self.imm(v.attrs["value"], dtype) if v.op == "const" else
@@ -115,6 +117,17 @@ class TraceXp(TraceLayout, TraceModel):
             else:
                 raise Untraceable(f"operand {type(v).__name__}")
         return out
+
+    def _rounded_once(self, v: Node) -> Node:
+        """An integer as an f64 that rounds to the f32 nearest to the integer.  Beyond 2^53 the low 11 bits become one
+        sticky bit, which keeps every f32 rounding decision (those lie at bit 28 and above) and fits f64's 53 bits."""
+        if v.op == "const":
+            return self.const(float(v.attrs["value"]) if abs(v.attrs["value"]) <= 2 ** 53 else
+                              float(v.attrs["value"] & -2048 | (1024 if v.attrs["value"] & 2047 else 0)))
+        small = self.scalar("bool_and", self.scalar("le", -2 ** 53, v), self.scalar("le", v, 2 ** 53))
+        sticky = self.scalar("select", self.scalar("ne", self.scalar("and", v, 2047), 0), 1024, 0)
+        jammed = self.scalar("or", self.scalar("and", v, -2048), sticky)
+        return self.scalar("i2f", self.scalar("select", small, v, jammed))
 
     def elementwise(self, op: str, *values: Any, dtype: DType | None = None) -> Node:
         args = self._operands(values)
