@@ -70,6 +70,9 @@ def _open_standard_streams() -> None:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):             # a terminal that has no ≤ shows ? for it
+            stream.reconfigure(errors="replace")
 
 
 def _terminate(number: int, frame: Any) -> None:
