@@ -34,11 +34,13 @@ BY_LLVM = ("asm", "ptx")                          # texts that the version of LL
 _STAGE = re.compile(r"<!-- stage: (\w+)( \(LLVM ([\d.]+)\))? -->\n(.*?)<!-- end -->", re.S)
 
 
-def excerpt(text: str, first: str, last: str, more: int = 0) -> str:
-    """The lines from the first that holds `first` to the next that holds `last`, and `more` behind it."""
+def excerpt(text: str, needle: str, first: str, last: str) -> str:
+    """The lines around the first one that holds `needle`: from the line that matches `first` at or before it to the
+    line that matches `last` behind it (regular expressions)."""
     lines = text.split("\n")
-    a = next(i for i, line in enumerate(lines) if first in line)
-    b = next(i for i in range(a + 1, len(lines)) if last in lines[i]) + more
+    at = next(i for i, line in enumerate(lines) if needle in line)
+    a = next(i for i in range(at, -1, -1) if re.search(first, lines[i]))
+    b = next(i for i in range(at + 1, len(lines)) if re.search(last, lines[i]))
     return "\n".join([*(["..."] if a else []), *lines[a:b + 1], *(["..."] if b + 1 < len(lines) else [])])
 
 
@@ -80,16 +82,18 @@ class Stages:
         return "\n".join(explain.group_text(i, g) for i, g in enumerate(self.compiled.groups))
 
     def plan(self) -> str: return str(self.compiled.region.plan)
-    def loop(self) -> str: return excerpt(self.kernel("loop"), "kernel ", "div 1.0")
+    def loop(self) -> str: return excerpt(self.kernel("loop"), "grid", "^kernel", "div 1.0")
     def python(self) -> str: return self.kernel("python")
-    def llvm(self) -> str: return excerpt(self.kernel("llvm"), "loop26:", "br i1")
-    def asm(self) -> str: return excerpt(self.kernel("asm"), ".LBB0_12:", "jl\t")
-    def ptx(self) -> str: return excerpt(self.kernel("ptx"), "$L__BB0_1:", "bra.uni")
-    def opencl(self) -> str: return excerpt(self.kernel("opencl"), "for (long u6", "    }")
-    def region(self) -> str: return excerpt(self.engine.llvm_ir(self.compiled.region.plan), "define void @region", "}")
+    def llvm(self) -> str: return excerpt(self.kernel("llvm"), "fmul <", r"^loop\d+:", r"^  br i1")
+    def asm(self) -> str: return excerpt(self.kernel("asm"), "vmulps", r"^\.LBB", r"^\s+j\w+\s")
+    def ptx(self) -> str: return excerpt(self.kernel("ptx"), "mul.rn.f32", r"^\$L", r"\sbra\.uni")
+    def opencl(self) -> str: return excerpt(self.kernel("opencl"), "for (long", r"^    for", r"^    }")
+
+    def region(self) -> str:
+        return excerpt(self.engine.llvm_ir(self.compiled.region.plan), "define void @region", "^define", "^}")
 
     def body(self) -> str:
-        return excerpt(self.engine.llvm_ir(self.compiled.region.plan), "block5:", "m3_barrier", 1)
+        return excerpt(self.engine.llvm_ir(self.compiled.region.plan), "@m3_run(ptr %pool", r"^block\d+:", "^  ")
 
 
 LANGUAGE = {"python": "python", "opencl": "c", "llvm": "llvm", "region": "llvm", "body": "llvm", "asm": "asm", "ptx": "ptx"}

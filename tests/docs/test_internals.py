@@ -60,7 +60,8 @@ def test_the_map_names_every_file_and_only_files():
     assert not missing, f"not in the map of docs/internals.md: {missing}"
 
 
-@pytest.mark.parametrize("text, first, last, more, want", [
-    ("a\nb\nc\nd", "b", "c", 0, "...\nb\nc\n..."), ("a\nb\nc", "a", "c", 0, "a\nb\nc"), ("a\nb\nc", "a", "b", 1, "a\nb\nc")])
-def test_excerpts(text, first, last, more, want):
-    assert render_internals.excerpt(text, first, last, more) == want
+@pytest.mark.parametrize("text, needle, first, last, want", [
+    ("a\nb\nc\nd", "b", "b", "c", "...\nb\nc\n..."), ("a\nb\nc", "b", "a", "c", "a\nb\nc"),
+    ("l1:\nx\nl2:\ny\nz\nend", "y", "^l", "^e", "...\nl2:\ny\nz\nend")])
+def test_excerpts(text, needle, first, last, want):
+    assert render_internals.excerpt(text, needle, first, last) == want
