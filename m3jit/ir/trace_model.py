@@ -40,8 +40,9 @@ class TraceModel:
 
     def qmatmul(self, x, w):
         x, w = self.tensor(x), self.tensor(w)
-        if w.rank != 2 or w.dtype.name not in T.ACTIVATION_BLOCK or x.shape[-1] != w.shape[1]:
+        if x.rank < 1 or w.rank != 2 or w.dtype.name not in T.ACTIVATION_BLOCK or not self.same(x.shape[-1], w.shape[1]):
             raise self.error(f"qmatmul {x.type} by {w.type}")
+        x = self.reshape(x, (*x.shape[:-1], w.shape[1]))         # the length is known now
         if w.op != "weight":
             raise self.error("qmatmul needs a weight that is known when the region is compiled")
         if x.dtype is not T.F32:
