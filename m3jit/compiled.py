@@ -257,15 +257,13 @@ class CompiledProgram:
         def type_of(key: Any) -> Type | None:
             return given[key] if key in given else type_of_value(key, self._view.unwritten.get(key))
         entry = Entry(self._interface.start, type_of, actual, live_out=frozenset(self._out_keys))
+        lifter = Lifter(self._view, entry)
         try:
-            f = Lifter(self._view, entry).lift("program")
+            f = lifter.lift("program")
         except M3Error as e:
             return None, str(e)                  # a constant that cannot be had: the machine traps there
-        if f is None:
-            ins = self._view.at(self._interface.start)
-            return None, f"{ins.op.name if ins is not None else 'nothing'} (pc 0x{self._interface.start:04x})"
-        ends = [b.end for b in f.blocks if isinstance(b.end, Leave)]
-        if not any(self._is_end(lv) for lv in ends):
+        ends = [b.end for b in lifter.blocks if isinstance(b.end, Leave)]
+        if f is None or not any(self._is_end(lv) for lv in ends):
             return None, next((f"{lv.reason} (pc 0x{lv.pc:04x})" for lv in ends), "it never ends")
         return f, ""
 

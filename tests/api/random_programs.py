@@ -72,9 +72,10 @@ def array(rng: random.Random, dtype: DType, shape: tuple[int, ...], special: flo
 class Generator:
     """Appends random instructions."""
 
-    def __init__(self, seed: int, zero: bool = False):
+    def __init__(self, seed: int, zero: bool = False, mixed: bool = False):
         self.rng = random.Random(seed)
         self.zero = zero                                   # dimensions may be 0
+        self.mixed = mixed                                 # also what has no compiled form
         self.p = Program(Builder(f"random{seed}"))
         self.op = self.p.builder.op
         self.makers: list[tuple[float, Callable[[], bool]]] = [
@@ -83,8 +84,9 @@ class Generator:
             (1, self.pad), (1, self.tile), (2, self.transpose), (1, self.gather), (1, self.scatter), (3, self.cast),
             (1, self.quantize), (1, self.filled), (2, self.norm), (2, self.matvec), (0.7, self.ffn), (0.7, self.embed),
             (1, self.rope), (0.7, self.attention), (0.4, self.sparse), (0.7, self.convolution), (1, self.sanity),
-            (1, self.dim), (1, self.element), (1, self.scalars), (1, self.scaled), (0.7, self.digest), (0.7, self.draw),
-            (0.4, self.sample)]
+            (1, self.dim), (1, self.element), (1, self.scalars), (1, self.scaled), (0.7, self.draw), (0.4, self.sample)]
+        if mixed:
+            self.makers.append((2, self.digest))
 
     # -- picking ------------------------------------------------------------------------------------------------------
     def pick(self, ok: Callable[[Item], bool]) -> Item | None:
@@ -171,7 +173,7 @@ class Generator:
         x = self.numbers()
         if x is None:
             return False
-        s = self.pick(lambda i: i.kind == ("float" if x.dtype.kind == "float" else "int"))
+        s = self.pick(lambda i: i.kind == "int" or (i.kind == "float" and x.dtype.kind == "float"))
         return s is not None and self.emit(self.rng.choice(("ADD", "MUL")), x.dtype, x.shape, x.value, s.value)
 
     def sanity(self) -> bool:
@@ -226,7 +228,7 @@ class Generator:
                                                     order=self.rng.choice(("ASC", "DESC")))
 
     def topk(self) -> bool:
-        x = self.tensor(rank=(1, 3), empty=False)
+        x = self.tensor(T.PLAIN if self.mixed else T.FLOATS + T.INTS, rank=(1, 3), empty=False)
         if x is None:
             return False
         axis = self.axis_of(x)
@@ -354,7 +356,7 @@ class Generator:
             return False
         clean = self.op.CLIP(self.op.SANITY_CHECK(x.value), -50.0, 50.0)
         self.p.opcodes += ["SANITY_CHECK", "CLIP"]
-        packed = self.op.QUANTIZE(clean, self.rng.choice(BLOCKS))
+        packed = self.op.QUANTIZE(clean, self.rng.choice(BLOCKS if self.mixed else BLOCKS[:3]))
         self.p.opcodes.append("QUANTIZE")
         return self.emit("DEQUANT", T.F32, x.shape, packed)
 
@@ -474,8 +476,8 @@ class Generator:
 
     def sample(self) -> bool:
         logits = self.weight(T.F32, (40,))
-        return self.emit("SAMPLE", None, None, logits, temp=self.rng.choice((0.0, 0.8)), topk=self.rng.choice((0, 5)),
-                         kind="int")
+        temp = self.rng.choice((0.0, 0.8)) if self.mixed else 0.0
+        return self.emit("SAMPLE", None, None, logits, temp=temp, topk=self.rng.choice((0, 5)), kind="int")
 
     # -- whole programs -------------------------------------------------------------------------------------------------
     def run(self, length: int, only: set[str] | None = None) -> Program:
@@ -494,6 +496,6 @@ class Generator:
         return self.p
 
 
-def generate(seed: int, length: int = 30, zero: bool = False, only: set[str] | None = None) -> Program:
+def generate(seed: int, length: int = 30, zero: bool = False, mixed: bool = False, only: set[str] | None = None) -> Program:
     """The program of a seed."""
-    return Generator(seed, zero).run(length, only)
+    return Generator(seed, zero, mixed).run(length, only)
