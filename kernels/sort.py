@@ -54,32 +54,34 @@ class _Sorter:
     def sort(self, count: Value, passes: tuple[int, ...]) -> Buffer:
         """Sorts the first `count` entries; the buffer that holds the indices at the end."""
         for number, byte in enumerate(passes):
-            self._pass(number % 2, byte, count)
+            radix_pass(self.b, self.counts, self.key_type, self.keys, self.indices, number % 2, byte, count)
         return self.indices[len(passes) % 2]
 
-    def _digit(self, key: Value, byte: int) -> Value:
-        digit = self.b.lshr(key, 8 * byte) & 255
-        return self.b.cvt(digit, "i32")
 
-    def _pass(self, side: int, byte: int, count: Value) -> None:
-        b = self.b
-        with b.loop(0, DIGITS) as d:
-            b.store("i32", self.counts, d, b.i32(0))
-        with b.loop(0, count) as i:
-            d = self._digit(b.load(self.key_type, self.keys[side], i), byte)
-            b.store("i32", self.counts, d, b.load("i32", self.counts, d) + 1)
-        start = b.var("i32", 0, varying=False)
-        with b.loop(0, DIGITS) as d:
-            size = b.load("i32", self.counts, d)
-            b.store("i32", self.counts, d, start.get())
-            start.set(start.get() + size)
-        with b.loop(0, count) as i:
-            key = b.load(self.key_type, self.keys[side], i)
-            d = self._digit(key, byte)
-            at = b.load("i32", self.counts, d)
-            b.store("i32", self.counts, d, at + 1)
-            b.store(self.key_type, self.keys[1 - side], at, key)
-            b.store("i32", self.indices[1 - side], at, b.load("i32", self.indices[side], i))
+def radix_pass(b: Builder, counts: Buffer, key_type: str, keys: list[Buffer], indices: list[Buffer], side: int, byte: int,
+               count: Value) -> None:
+    """One stable pass: entries (key, index) of side `side` go to the other side in order of a byte of the key.
+
+    counts: scratch of DIGITS i32."""
+    def digit(key: Value) -> Value:
+        return b.cvt(b.lshr(key, 8 * byte) & 255, "i32")
+    with b.loop(0, DIGITS) as d:
+        b.store("i32", counts, d, b.i32(0))
+    with b.loop(0, count) as i:
+        at = digit(b.load(key_type, keys[side], i))
+        b.store("i32", counts, at, b.load("i32", counts, at) + 1)
+    start = b.var("i32", 0, varying=False)
+    with b.loop(0, DIGITS) as d:
+        size = b.load("i32", counts, d)
+        b.store("i32", counts, d, start.get())
+        start.set(start.get() + size)
+    with b.loop(0, count) as i:
+        key = b.load(key_type, keys[side], i)
+        at = digit(key)
+        place = b.load("i32", counts, at)
+        b.store("i32", counts, at, place + 1)
+        b.store(key_type, keys[1 - side], place, key)
+        b.store("i32", indices[1 - side], place, b.load("i32", indices[side], i))
 
 
 def _passes(memory: str) -> tuple[int, ...]:
