@@ -62,7 +62,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Standard streams that were closed: the files opened next must not become them.  Writing to such an output fails."""
+    """Standard streams that were closed: files opened next must not become them.  Writing to such an output fails."""
     for name, number, mode in (("stdin", 0, os.O_RDONLY), ("stdout", 1, os.O_RDONLY), ("stderr", 2, os.O_WRONLY)):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, mode)

@@ -28,8 +28,8 @@ def bench(arguments: tuple[str, ...]) -> int:
     """
     root = checkout()
     if root is None:
-        raise UserError("no benchmarks here: they are part of the source, not of the installed package; run `m3jit bench` "
-                        "in a checkout, after pip install -e '.[bench]'")
+        raise UserError("no benchmarks here: they are part of the source, not of the installed package; run "
+                        "`m3jit bench` in a checkout, after pip install -e '.[bench]'")
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
     code = subprocess.run([sys.executable, "-m", "benchmarks.table", *arguments], cwd=root,
                           env=os.environ | {"PYTHONPATH": path}).returncode

@@ -17,12 +17,12 @@ from m3jit.errors import UserError
 _TYPE = re.compile(r"([A-Za-z][A-Za-z0-9_]*)\[([0-9,\s]*)\]\Z")
 _TYPED = re.compile(r"([A-Za-z][A-Za-z0-9_]*):\s*(\[.*)\Z", re.S)
 _INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|0[bB][01]+|[0-9]+)\Z")
-EXPECTED = ('an integer, a float, "text", [lists], TYPE[DIMENSIONS] for zeros (f32[4, 8]), TYPE:[lists] (f16:[1, 2]) or '
-            "@FILE.npy")
+EXPECTED = ('an integer, a float, "text", [lists], TYPE[DIMENSIONS] for zeros (f32[4, 8]), TYPE:[lists] (f16:[1, 2]) '
+            "or @FILE.npy")
 
 
 def parse_binding(text: str) -> tuple[str, Any]:
-    """(register name, value: int, float, str or Tensor) of NAME=VALUE.  UserError names the text and what was expected."""
+    """(register name, value: int, float, str or Tensor) of NAME=VALUE.  UserError names the text and what it lacks."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
         raise UserError(f"--bind {text}: expected REGISTER=VALUE, for example --bind rX=0.5")

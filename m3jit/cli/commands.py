@@ -24,6 +24,10 @@ COMMANDS = {                                           # name -> (module, attrib
     "version": ("programs", "version"),
 }
 
+ENVIRONMENT = [("M3_DEBUG=1", "show tracebacks"),
+               ("M3JIT_CACHE_DIR", "where compiled code and repacked weights are kept (empty: nowhere)"),
+               ("M3JIT_CPU", "instruction set level of the cpu backend: baseline, avx2, avx512, native")]
+
 
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is named."""
@@ -49,9 +53,7 @@ class LazyGroup(click.Group):
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES])
         with formatter.section("Environment"):
-            formatter.write_dl([("M3_DEBUG=1", "show tracebacks"),
-                                ("M3JIT_CACHE_DIR", "where compiled code and repacked weights are kept (empty: nowhere)"),
-                                ("M3JIT_CPU", "instruction set level of the cpu backend: baseline, avx2, avx512, native")])
+            formatter.write_dl(ENVIRONMENT)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

@@ -13,7 +13,8 @@ from typing import Iterator
 import click
 
 NAMES = ("numpy", "llvmlite", "gguf", "tokenizers", "xxhash", "click")
-EXTRAS = {"numba": "backend numba: pip install 'm3jit[numba]'", "pyopencl": "OpenCL kernels: pip install 'm3jit[opencl]'",
+EXTRAS = {"numba": "backend numba: pip install 'm3jit[numba]'",
+          "pyopencl": "OpenCL kernels: pip install 'm3jit[opencl]'",
           "cuda-core": "CUDA devices: pip install 'm3jit[cuda]'", "jinja2": "run --chat: pip install 'm3jit[chat]'"}
 Row = tuple[str, str]
 
@@ -143,10 +144,11 @@ def opencl(advice: list[str]) -> Iterator[Row]:
     from m3jit.backends.opencl.engine import compiler_refusal, device_refusal, devices
     found = devices()
     if not found:
-        yield "devices", "none: no OpenCL driver was found (for the CPU: pip install 'pyopencl[pocl]', or PoCL of the system)"
+        yield "devices", "none: no OpenCL driver (for the CPU: pip install 'pyopencl[pocl]', or the system's PoCL)"
     for device in found:
         why = device_refusal(device) or compiler_refusal(device)
-        yield device.name.strip()[:17], f"{device.platform.name.strip()}: {'usable' if why is None else f'refused: {why}'}"
+        verdict = "usable" if why is None else f"refused: {why}"
+        yield device.name.strip()[:17], f"{device.platform.name.strip()}: {verdict}"
         if why is not None:
             advice.append(f"OpenCL: {why}")
 

@@ -34,7 +34,8 @@ class Compiled:
 @click.option("--bind", "-b", "bindings", multiple=True, metavar="rX=TYPE",
               help="What a register holds at the start: a type such as f32[4, 8], or a value as `run --bind` takes.")
 @click.option("--at", metavar="LABEL", help="Begin there [the program's entry].")
-@click.option("--run", "execute", is_flag=True, help="Run the program and explain the regions it compiles (models: always).")
+@click.option("--run", "execute", is_flag=True,
+              help="Run the program and explain the regions it compiles (models: always).")
 @click.option("--prompt", "-p", metavar="TEXT", help="Input of that run.")
 @click.option("--stage", "-s", "stages", multiple=True, metavar="STAGE", type=click.Choice([*STAGES, "all"]),
               help=f"What to show [{', '.join(USUAL)}]; also {', '.join(s for s in STAGES if s not in USUAL)}, all.")
@@ -127,8 +128,8 @@ def _by_lifting(vm: Any, at: str | None) -> Compiled:
     if lifted is None:
         ins = vm.image.at(pc)
         raise UserError(f"nothing is compiled at {place(vm, pc)}: {instruction_text(program, pc, ins)} "
-                        f"{_why_not(ins)}; begin elsewhere with --at, give live registers with --bind, or explain what a "
-                        "run compiles with --run")
+                        f"{_why_not(ins)}; begin elsewhere with --at, give live registers with --bind, or explain what "
+                        "a run compiles with --run")
     vm.regions.compiler.compile(lifted[0], f"r{pc:x}")
     return found[0]
 
@@ -224,5 +225,6 @@ def group_text(number: int, g: Any) -> str:
     members = "".join(f"\n    0x{pc:04x} {name}: {', '.join(ops)}" for (pc, name), ops in by_instruction.items())
     inputs = ", ".join(f"{n.op} {n.type} read {how_read}" for n, how_read in g.inputs)
     lead = " x ".join(map(str, g.lead))
-    return (f"group {number}: {how}, {lead + ' rows x ' if lead else ''}{g.columns}{members}\n  reads: {inputs or 'nothing'}\n"
+    return (f"group {number}: {how}, {lead + ' rows x ' if lead else ''}{g.columns}{members}\n"
+            f"  reads: {inputs or 'nothing'}\n"
             f"  gives: {', '.join(f'{n.op} {n.type}' for n in g.outputs) or 'nothing'}")

@@ -20,7 +20,7 @@ def ops(names: tuple[str, ...], executable: bool | None) -> int:
         click.echo("\n\n".join(describe(row) for name in names for row in _find(name)))
         return 0
     rows = [(f"0x{r.code:02X}", r.name, "" if r.executable else "absent", summary(r))
-            for r in sorted(OPS, key=lambda r: (r.code, r.sub or 0)) if executable is None or r.executable == executable]
+            for r in sorted(OPS, key=lambda r: (r.code, r.sub or 0)) if executable in (None, r.executable)]
     click.echo(table(("code", "name", "", "what it does"), rows))
     return 0
 

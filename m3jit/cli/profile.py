@@ -1,8 +1,8 @@
 """`m3jit run --profile`: where a run's time goes, by opcode and by region.
 
 Interpreted instructions are timed one by one.  A compiled region that launches kernels is walked launch by launch with
-the same native kernels, so that each opcode's share shows; this costs some microseconds per launch, and regions then run
-a little slower than without --profile.  Regions of scalar code alone run as they are and are timed as a whole.
+the same native kernels, so that each opcode's share shows; this costs some microseconds per launch, listed as the time
+between launches: a run with --profile is slower than one without.  Regions of scalar code alone run as they are and are timed as a whole.
 """
 from __future__ import annotations
 

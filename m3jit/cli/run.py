@@ -59,7 +59,8 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
         program, prompts = _model_program(found, models, sampling, prompts, options)
     else:
         refuse_for_programs(sampling, found.reference, {"--chat": options["chat"], "--system": bool(options["system"])})
-        program = whats.open_program(found, options["search"], tuple(b.partition("=")[0].strip() for b in options["bindings"]))
+        bound = tuple(b.partition("=")[0].strip() for b in options["bindings"])
+        program = whats.open_program(found, options["search"], bound)
         from m3jit.cli.machine import read_text
         prompts += [read_text(path) for path in options["inputs"]]
     return _run(program, models, prompts, limit, options)

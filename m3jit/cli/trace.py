@@ -86,7 +86,8 @@ class Trace:
         out += [{"ph": "M", "pid": pid, "tid": row, "name": "thread_name", "args": {"name": f"context {row}"}}
                 for row in rows]
         for kind, name, row, start, took, facts in self.events:
-            event = {"name": name, "cat": kind, "ph": "X", "pid": pid, "tid": row, "ts": start, "dur": took, "args": facts}
+            event = {"name": name, "cat": kind, "ph": "X", "pid": pid, "tid": row, "ts": start, "dur": took,
+                     "args": facts}
             if kind == "event":
                 event |= {"ph": "i", "s": "t"}
                 del event["dur"]

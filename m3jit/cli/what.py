@@ -46,7 +46,8 @@ def find(name: str | None) -> What:
     if name is None or name == DEFAULT and not os.path.exists(name):
         return What("model", DEFAULT)
     if os.path.isdir(name):
-        raise UserError(f"{name}: is a directory; give a program (.m3b, .m3asm), a model file (.gguf) or a model's name")
+        raise UserError(f"{name}: is a directory; give a program (.m3b, .m3asm), a model file (.gguf) or the name of a "
+                        "model")
     if os.path.exists(name):
         with open(name, "rb") as file:
             magic = file.read(4)

@@ -1,4 +1,4 @@
-"""Checked mode: every entry into compiled code is repeated on the interpreter and the outcomes are compared by bytes."""
+"""Checked mode: every entry into compiled code is repeated on the interpreter, and the outcomes compared by bytes."""
 from __future__ import annotations
 
 from typing import Any

@@ -53,8 +53,9 @@ def process(*args: Any, stdin: bytes = b"", timeout: float = 60, env: dict[str, 
 def start(*args: Any, **options: Any) -> subprocess.Popen:
     """Start a command with pipes; it hears Ctrl-C even where the tests run in the background."""
     options.setdefault("stdin", subprocess.DEVNULL)
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen([*COMMAND, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            env=environment(), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
+                            env=environment(), **options)
 
 
 def finish(child: subprocess.Popen, timeout: float = 60) -> Result:
