@@ -294,7 +294,9 @@ explained in [assembly.md](../assembly.md).
 How to read an entry: the first line is the value in a formula; then edge cases and what traps. *Bytes* are positions
 in the frame, little-endian; `255` in a register byte means absent. *compiled* rows become native code; *slow path*
 rows are executed by the interpreter between compiled regions, for the reason given. What ABORT does stands at every
-row, because every instruction must say what a rollback means for it.
+row, because every instruction must say what a rollback means for it. Besides the traps an entry names, every
+instruction traps on a register of another kind, a tensor of another element type, or a shape that its rule does not
+admit, before it has written anything.
 """
 
 

@@ -28,7 +28,7 @@ def loadf(xp, rd: Rd("float"), imm: F64[8]):
     return imm
 
 
-@op(ALU, "LOADS", sub=2, positional=("text",), reads=("constant",))
+@op(ALU, "LOADS", sub=2, shape="[bytes]", dtypes="U8", positional=("text",), reads=("constant",))
 def loads(xp, rd: Rd("tensor"), text: Text[8]):
     """rd = the UTF-8 bytes of a string, a U8 tensor [n]."""
     return xp.constant()
@@ -93,7 +93,7 @@ def muls(xp, rd: NUMBER, a: R1("int", "float"), b: R2("int", "float")):
     return _either(xp, "mul", a, b)
 
 
-@op(ALU, "DIV", sub=11)
+@op(ALU, "DIV", sub=11, source="IEEE 754")
 def div(xp, rd: NUMBER, a: R1("int", "float"), b: R2("int", "float")):
     """rd = a / b: integers truncate toward zero (-2^63 / -1 wraps to -2^63), floats follow IEEE 754 (x/0 = inf).
 

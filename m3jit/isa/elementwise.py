@@ -38,13 +38,13 @@ def mul(xp, rd: Rd(*_EITHER), a: R1(*_EITHER), b: R2(*_EITHER), inplace: INPLACE
     return _two(xp, "mul", a, b)
 
 
-@op(0x12, "SILU", shape="that of x", dtypes=FLOAT)
+@op(0x12, "SILU", shape="that of x", dtypes=FLOAT, source="Elfwing, Uchibe and Doya 2017")
 def silu(xp, rd: Rd, x: R1, inplace: INPLACE = False):
     """rd = x * sigmoid(x).  -inf gives NaN (-inf * 0)."""
     return in_f32(xp, x, lambda v: forms.silu(xp, v))
 
 
-@op(0x3D, "GELU", shape="that of x", dtypes=FLOAT, positional=("approx",))
+@op(0x3D, "GELU", shape="that of x", dtypes=FLOAT, positional=("approx",), source="Hendrycks and Gimpel 2016")
 def gelu(xp, rd: Rd, x: R1, approx: Enum("ERF TANH")[0] = "ERF", inplace: INPLACE = False):
     """rd = 0.5 x (1 + erf(x / sqrt 2)); APPROX=TANH: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
 

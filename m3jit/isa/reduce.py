@@ -68,7 +68,8 @@ def mean_last(xp: Any, x: Any) -> Any:
     return _mean(xp, x, -1, True)
 
 
-@op(0x3C, "SOFTMAX", shape="that of x", dtypes=FLOAT, positional=("axis",), key_aliases={"TEMPERATURE": "temp"})
+@op(0x3C, "SOFTMAX", shape="that of x", dtypes=FLOAT, positional=("axis",), key_aliases={"TEMPERATURE": "temp"},
+    source="Bridle 1990")
 def softmax(xp, rd: Rd, x: R1, axis: I8[0] = -1, temp: F32[1] = 1.0, inplace: INPLACE = False):
     """rd = e^((x - max) / TEMP) / sum, along an axis; TEMP=inf gives equal weights.
 

@@ -16,6 +16,7 @@ from m3jit.isa.types import F32 as F32_TYPE
 RNG_STATE = StateDoc("the random stream of the context root, 64 bits", "O(1), part of the root", "the stream goes back")
 GOLDEN, MIX1, MIX2 = (c - 2 ** 64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 DEFAULT_SEED = GOLDEN
+SPLITMIX = "splitmix64: Steele, Lea and Flood 2014"
 
 
 def _draw(xp: Any, state: Any) -> tuple[Any, Any]:
@@ -32,20 +33,20 @@ def _uniform(xp: Any, state: Any) -> tuple[Any, Any]:
     return state, xp.scalar("fmul", xp.scalar("i2f", xp.scalar("shr", z, 40)), 2.0 ** -24)
 
 
-@op(0x60, "RNG_SEED", state=RNG_STATE, positional=("seed",))
+@op(0x60, "RNG_SEED", state=RNG_STATE, positional=("seed",), source=SPLITMIX)
 def rng_seed(xp, rng: Rng, seed: IntOrReg(fmt="q")[0, 8] = DEFAULT_SEED):
-    """The random stream starts anew from SEED (a number or a register; absent: the machine's default seed)."""
+    """rng = SEED, a number or a register (absent: the machine's default seed): the random stream starts anew."""
     return seed
 
 
-@op(0x61, "RNG_NEXT", state=RNG_STATE)
+@op(0x61, "RNG_NEXT", state=RNG_STATE, source=SPLITMIX)
 def rng_next(xp, rd: Rd("int"), rng: Rng):
     """rd = the next 64 bits of the random stream, as a signed integer.  One draw."""
     state, z = _draw(xp, rng)
     return z, state
 
 
-@op(0x62, "RNG_NORMAL", state=RNG_STATE)
+@op(0x62, "RNG_NORMAL", state=RNG_STATE, source="Box and Muller 1958")
 def rng_normal(xp, rd: Rd("float"), rng: Rng, mean: F32[0] = 0.0, std: F32[4] = 1.0):
     """rd = MEAN + STD * sqrt(-2 ln u1) cos(2 pi u2) from two uniform numbers, u1 first (Box-Muller, cosine branch).
 
@@ -62,7 +63,7 @@ def rng_normal(xp, rd: Rd("float"), rng: Rng, mean: F32[0] = 0.0, std: F32[4] = 
     return xp.scalar("fadd", xp.scalar("fmul", n, std), mean), rng
 
 
-@op(0x63, "RNG_UNIFORM", state=RNG_STATE, key_aliases={"LOW": "a", "HIGH": "b"})
+@op(0x63, "RNG_UNIFORM", state=RNG_STATE, key_aliases={"LOW": "a", "HIGH": "b"}, source=SPLITMIX)
 def rng_uniform(xp, rd: Rd("float"), rng: Rng, a: F32[0] = 0.0, b: F32[4] = 1.0):
     """rd = A + u (B - A), in f64, with u uniform in [0, 1).  One draw.  Traps: A or B not finite, A >= B."""
     if not (abs(a) < float("inf") and abs(b) < float("inf") and a < b):

@@ -27,7 +27,8 @@ def _geometry(xp: Any, q: Any, heads: int, kv_heads: int, hdim: int) -> dict[str
             "head_dim": hdim or static(xp, q.shape[-1], "HDIM") // heads}
 
 
-@op(0x02, "ATTN", shape="that of q", dtypes=FLOAT, state=KV_STATE, key_aliases=_HEAD_KEYS)
+@op(0x02, "ATTN", shape="that of q", dtypes=FLOAT, state=KV_STATE, key_aliases=_HEAD_KEYS,
+    source="Vaswani et al. 2017; grouped heads: Ainslie et al. 2023")
 def attn(xp, rd: Rd, q: R1, k: R2, v: R3, state: R4("state", both=True, banks=(STATE,)) = None, heads: U16[0] = 1,
          kv_heads: U16[2] = 0, hdim: U16[4] = 0, layer: U16[6] = 0, window: U32[8] = 0, scale: F32[12] = 0.0,
          softcap: F32[16] = 0.0, causal: PayloadFlag(0)[20] = False, past: R("int")[21] = None):
@@ -50,7 +51,7 @@ def attn(xp, rd: Rd, q: R1, k: R2, v: R3, state: R4("state", both=True, banks=(S
     return xp.kv_attention(q, state, layer, **g, scale=scale, causal=causal, window=window, softcap=softcap), state
 
 
-@op(0x3A, "FLASH_ATTN", shape="that of q", dtypes=FLOAT, key_aliases=_HEAD_KEYS)
+@op(0x3A, "FLASH_ATTN", shape="that of q", dtypes=FLOAT, key_aliases=_HEAD_KEYS, source="Dao et al. 2022")
 def flash_attn(xp, rd: Rd, q: R1, k: R2, v: R3, block: U16[0] = 0, heads: U16[2] = 1, kv_heads: U16[4] = 0,
                hdim: U16[6] = 0, window: U32[8] = 0, scale: F32[12] = 0.0, softcap: F32[16] = 0.0,
                causal: PayloadFlag(0)[20] = False, past: R("int")[21] = None):
@@ -81,12 +82,13 @@ def attn_sparse(xp, rd: Rd, q: R1, k: R2, v: R3, topk: IntOrReg(fmt="i")[0, 4] =
     return xp.reduce(xp.mul(xp.reshape(weights, (*weights.shape, 1)), picked), "SUM", 1, False)
 
 
-@op(0x07, "NORM", shape="that of x", dtypes=FLOAT, positional=("mode",))
+@op(0x07, "NORM", shape="that of x", dtypes=FLOAT, positional=("mode",),
+    source="RMS: Zhang and Sennrich 2019; LAYER: Ba, Kiros and Hinton 2016; BATCH: Ioffe and Szegedy 2015")
 def norm(xp, rd: Rd, x: R1, gamma: R2 = None, beta: R3 = None, mode: Enum("RMS LAYER BATCH")[0] = "RMS",
          eps: F32[4] = 1e-5, mean: R[8] = None, var: R[9] = None, inplace: INPLACE = False):
-    """RMS: x / sqrt(mean(x^2) + EPS).  LAYER: (x - mean) / sqrt(variance + EPS), both along the last axis.
+    """rd = x / sqrt(mean(x^2) + EPS) (RMS), or (x - mean) / sqrt(variance + EPS) (LAYER), along the last axis.
 
-    BATCH: the same along axis 1 (channels), with MEAN and VAR [channels], or the statistics of the batch itself where
+    BATCH: as LAYER along axis 1 (channels), with MEAN and VAR [channels], or the statistics of the batch itself where
     they are absent.  Then times gamma and plus beta where given (BATCH: per channel, else broadcast).  The quotient
     is a product with 1 / sqrt(..).  Variance = mean of squared deviations.  Computed in f32.  Traps: EPS < 0."""
     if not eps >= 0:
@@ -127,7 +129,7 @@ def _batch_norm(xp: Any, x: Any, gamma: Any, beta: Any, eps: float, mean: Any, v
     return _affine(xp, xp.mul(centred, _rsqrt(xp, xp.reshape(var, column), eps)), gamma, beta)
 
 
-@op(0x10, "MATVEC", shape="[.., N]", dtypes=FLOAT, key_aliases={"B": "bias"})
+@op(0x10, "MATVEC", shape="[.., N]", dtypes=FLOAT, key_aliases={"B": "bias"}, source="block formats: ggml")
 def matvec(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, transpose: Flag(4) = False, precision: Precision = "FP32",
            act: fused_act()[0] = None):
     """rd = x W (+ bias), x [.., K], W [K, N]; TRANSPOSE: W is stored [N, K], as model files store it.  Then ACT.
@@ -142,7 +144,8 @@ def matvec(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, transpose: Flag(4) = False
     return stored(xp, ACTIVATIONS[act or "NONE"](xp, y), precision)
 
 
-@op(0x08, "FFN", shape="[.., O]", dtypes=FLOAT, key_aliases={"UP": "w3"})
+@op(0x08, "FFN", shape="[.., O]", dtypes=FLOAT, key_aliases={"UP": "w3"},
+    source="Vaswani et al. 2017; gated: Shazeer 2020")
 def ffn(xp, rd: Rd, x: R1, w1: R2, w2: R3, w3: R4("tensor") = None, b1: R[0] = None, b2: R[1] = None, b3: R[2] = None,
         act: Enum("SILU GELU GELU_TANH RELU RELU2")[3] = "SILU", transpose: Flag(4) = False,
         precision: Precision = "FP32"):
@@ -171,7 +174,8 @@ def embed(xp, rd: Rd, ids: R1("tensor", "int"), table: R2):
     return xp.embed(ids, table)
 
 
-@op(0x19, "ROPE", shape="that of x", dtypes=FLOAT, key_aliases={"NHEADS": "heads", "HEAD_DIM": "hdim"})
+@op(0x19, "ROPE", shape="that of x", dtypes=FLOAT, key_aliases={"NHEADS": "heads", "HEAD_DIM": "hdim"},
+    source="Su et al. 2021")
 def rope(xp, rd: Rd, x: R1, pos: IntOrReg(fmt="i")[0, 4] = 0, hdim: U16[5] = 0,
          pairing: Enum("NEOX NORM")[7] = "NEOX", theta: F32[8] = 10000.0, scale: F32[12] = 1.0, factors: R[16] = None,
          heads: U16[17] = 0, inplace: INPLACE = False):
@@ -213,14 +217,14 @@ def conv(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, stride: U16[0] = 1, pad: U16
 
 @op(0x38, "KV_TRUNCATE", state=KV_STATE, positional=("length",), sample={"length": 0})
 def kv_truncate(xp, state: R1("state", both=True), length: IntOrReg(fmt="q")[0, 8]):
-    """Every layer of the stream keeps its first min(rows, LENGTH) rows.  Traps: LENGTH < 0."""
+    """state = the first min(rows, LENGTH) rows of every layer.  Traps: LENGTH < 0."""
     return xp.kv_truncate(state, length)
 
 
-@op(0x39, "KV_COMPRESS", state=KV_STATE)
+@op(0x39, "KV_COMPRESS", state=KV_STATE, source="attention sinks: Xiao et al. 2023")
 def kv_compress(xp, state: R1("state", both=True), sink: IntOrReg(fmt="i")[0, 4] = 0,
                 window: IntOrReg(fmt="i")[5, 9] = 0, mode: Enum("SINK_WINDOW")[10] = "SINK_WINDOW"):
-    """Every layer with more than SINK + WINDOW rows keeps its first SINK and its last WINDOW rows.
+    """state = the first SINK and the last WINDOW rows of every layer that has more than SINK + WINDOW.
 
     Rows keep the rotation of the position they were made at.  Traps: both 0, or a negative one."""
     return xp.kv_compress(state, sink, window)
