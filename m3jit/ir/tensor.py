@@ -406,6 +406,10 @@ def print_function(f: Function) -> str:
                     out.append(f"  retired {s.count}")
                 case Abandon():
                     out.append("  poll")
+                case _ if hasattr(s, "outputs"):           # a Group of passes.fuse
+                    gives = ", ".join(f"{ref(n)}: {n.type}" for n in s.outputs)
+                    reads = ", ".join(ref(n) for n, _ in s.inputs)
+                    out.append(f"  {gives} = fused({reads}) {' '.join(n.op for n in s.nodes)}")
         match b.end:
             case Goto():
                 out.append(f"  goto {b.end.target.name}({', '.join(map(ref, b.end.args))})")
