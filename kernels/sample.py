@@ -21,7 +21,7 @@ from m3jit.ir.loop import Buffer, Builder, Kernel, Value, Var
 from m3jit.kernels.sort import DIGITS, radix_pass
 
 OK, NOTHING_ALLOWED, BAD_HISTORY = 0, 1, 2   # status
-LANES, ROWS = 64, 16                         # 1,024 buckets: ROWS vectors
+LANES, ROWS = 16, 64                         # 1,024 buckets: ROWS vectors
 OUT = -2 ** 31                               # key of a token that is out
 GOLDEN, MIX1, MIX2 = (c - (1 << 64) if c >> 63 else c for c in
                       (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -189,8 +189,9 @@ class _Sample:
         b, p = self.b, self.place
         counts = b.scratch("counts", "i32", DIGITS)
         keys, indices = [p["sort_keys0"], p["sort_keys1"]], [p["index0"], p["index1"]]
-        for number in range(4):
-            radix_pass(b, counts, "i32", keys, indices, number % 2, number, count)
+        with b.loop(0, 4, 2) as byte:
+            radix_pass(b, counts, "i32", keys, indices, 0, byte, count)
+            radix_pass(b, counts, "i32", keys, indices, 1, byte + 1, count)
         b.sync()
         return keys[0]
 
@@ -198,19 +199,16 @@ class _Sample:
     def draw(self, kept: Var, order: Buffer) -> Value:
         """Index of the drawn candidate; narrows `kept` and advances the state."""
         b = self.b
-        one = b.f32(1.0)
-        with b.if_(self.top_p < 1.0):
-            self.sum_weights(kept.get(), order, one)
-            total = b.load("f64", self.place["sums"], kept.get() - 1)
-            kept.set(b.imin(self.count_sums(kept.get(), self.top_p * total, inclusive=False) + 1, kept.get()))
-        with b.if_(b.f64(0.0) < self.min_p):
-            self.sum_weights(kept.get(), order, one)
-            heavy = b.var("i64", 0, varying=False)
-            with b.loop(0, kept.get()) as i:
-                w = b.cvt(b.load("f32", self.place["weights"], i), "f64")
-                heavy.set(heavy.get() + b.cvt(self.min_p <= w, "i64"))
-            kept.set(heavy.get())
-        self.sum_weights(kept.get(), order, self.temperature)
+        with b.loop(0, 3) as stage:          # top_p, min_p, the weights of the draw itself
+            last = stage.equals(2)
+            wanted = last | (stage.equals(0) & (self.top_p < 1.0)) | (stage.equals(1) & (b.f64(0.0) < self.min_p))
+            with b.if_(wanted):
+                self.sum_weights(kept.get(), order, b.select(last, self.temperature, b.f32(1.0)))
+                with b.if_(stage.equals(0)):
+                    total = b.load("f64", self.place["sums"], kept.get() - 1)
+                    kept.set(b.imin(self.count_sums(kept.get(), self.top_p * total, inclusive=False) + 1, kept.get()))
+                with b.if_(stage.equals(1)):
+                    kept.set(self.count_heavy(kept.get()))
         state = self.rng + GOLDEN
         z = (state ^ b.lshr(state, 30)) * MIX1
         z = (z ^ b.lshr(z, 27)) * MIX2
@@ -235,6 +233,15 @@ class _Sample:
             total.set(total.get() + b.cvt(b.load("f32", p["weights"], i), "f64"))
             b.store("f64", p["sums"], i, total.get())
         b.sync()
+
+    def count_heavy(self, count: Value) -> Value:
+        """How many weights reach min_p."""
+        b = self.b
+        heavy = b.var("i64", 0, varying=False)
+        with b.loop(0, count) as i:
+            w = b.cvt(b.load("f32", self.place["weights"], i), "f64")
+            heavy.set(heavy.get() + b.cvt(self.min_p <= w, "i64"))
+        return heavy.get()
 
     def count_sums(self, count: Value, limit: Value, inclusive: bool) -> Value:
         """How many running sums are below the limit (or equal to it, when inclusive)."""

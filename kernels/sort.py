@@ -58,13 +58,14 @@ class _Sorter:
         return self.indices[len(passes) % 2]
 
 
-def radix_pass(b: Builder, counts: Buffer, key_type: str, keys: list[Buffer], indices: list[Buffer], side: int, byte: int,
-               count: Value) -> None:
+def radix_pass(b: Builder, counts: Buffer, key_type: str, keys: list[Buffer], indices: list[Buffer], side: int,
+               byte: Value | int, count: Value) -> None:
     """One stable pass: entries (key, index) of side `side` go to the other side in order of a byte of the key.
 
     counts: scratch of DIGITS i32."""
     def digit(key: Value) -> Value:
-        return b.cvt(b.lshr(key, 8 * byte) & 255, "i32")
+        shift = byte * 8 if isinstance(byte, int) else b.cvt(byte * 8, key_type)
+        return b.cvt(b.lshr(key, shift) & 255, "i32")
     with b.loop(0, DIGITS) as d:
         b.store("i32", counts, d, b.i32(0))
     with b.loop(0, count) as i:
