@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from m3jit.ir.lower import Lowering, Memory
+from m3jit.ir.plan import Scalar
 from m3jit.ir.tensor import Dim, Node, dim_add, dim_mul
 from m3jit.kernels import moves
 from m3jit.kernels.fused import MEMORY_OF
@@ -182,3 +183,28 @@ def lower_reduce(lw: Lowering, n: Node) -> None:
     sizes = (dim_mul(*x.shape[:axis]), x.shape[axis], dim_mul(*x.shape[axis + 1:]))
     lw.launch(reduce_columns(MEMORY_OF[x.dtype.name], n.attrs["op"]), [source, out, *(lw.dim(d) for d in sizes)],
               [source], [out])
+
+
+# -- drawing a token ----------------------------------------------------------------------------------------------------
+
+@lowers("sample")
+def lower_sample(lw: Lowering, n: Node) -> None:
+    from m3jit.kernels import sample as sm
+    x, rng, top_k, temperature, top_p, min_p, penalty, *others = n.args
+    a = n.attrs
+    history = others[0] if a["history"] else None
+    mask = others[-1] if a["mask"] else None
+    kernel = sm.sample(sm.Operands(*(MEMORY_OF[t.dtype.name] if t is not None else "" for t in (x, history, mask))))
+    count = x.type.count()
+    sources = [lw.of(t) for t in (x, history, mask) if t is not None]
+    out, work = lw.out(n, "values", 64), lw.scratch(dim_mul(dim_add(count, sm.LANES), sm.BYTES_PER_LOGIT))
+
+    def narrow(v: Node) -> Scalar:
+        return lw.emit(Scalar("f2f32", "f32", (lw.scalar(v),)))
+    args: list[Any] = [*sources, work, out, lw.dim(count)]
+    if history is not None:
+        args += [lw.dim(history.type.count()), lw.i64(a["window"])]
+    args += [lw.scalar(rng), lw.scalar(top_k), narrow(temperature)]
+    if history is not None:
+        args.append(narrow(penalty))
+    lw.launch(kernel, [*args, lw.scalar(top_p), lw.scalar(min_p)], sources, [out, work])

@@ -35,6 +35,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "gather": ("moves.gather",),
     "scatter": ("moves.float_copy", "moves.scatter"),
     "conv": ("conv.conv",),
+    "sample": ("sample.sample",),
 }
 PRIMITIVES = tuple(_TABLE)
 

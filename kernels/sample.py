@@ -26,11 +26,12 @@ OUT = -2 ** 31                               # key of a token that is out
 GOLDEN, MIX1, MIX2 = (c - (1 << 64) if c >> 63 else c for c in
                       (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _WORK = {"keys": 4, "sort_keys0": 4, "sort_keys1": 4, "index0": 4, "index1": 4, "weights": 4, "sums": 8}
+BYTES_PER_LOGIT = sum(_WORK.values())
 
 
 def work_bytes(n: int) -> int:
     """Size of the work buffer for n logits."""
-    return (n + LANES) * sum(_WORK.values())
+    return (n + LANES) * BYTES_PER_LOGIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from m3jit.ir.tensor import B1T, I64T, Node, OpaqueType, TensorType
+from m3jit.ir.tensor import B1T, F64T, I64T, Node, OpaqueType, TensorType
 from m3jit.isa import types as T
 
 
@@ -113,3 +113,38 @@ class TraceModel:
         return self.node("kv_attention", q.type, q, kv.lengths[layer], kv=kv.key, layer=layer, heads=heads,
                          kv_heads=kv_heads, head_dim=head_dim, scale=scale, causal=causal, window=window,
                          softcap=softcap, dtype=kv.dtype)
+
+    # -- drawing a token ------------------------------------------------------------------------------------------------
+    def sample(self, logits, rng, *, temperature, top_k, top_p, min_p, penalty, history=None, window=0, mask=None):
+        x, numbers = self.tensor(logits), (temperature, top_p, min_p, penalty)
+        count = x.type.count()
+        if x.dtype not in T.FLOATS or count == 0:
+            raise self.error(f"sample of {x.type}")
+        if history is not None and not isinstance(penalty, Node) and penalty == 1:
+            history = None
+        others = [self.tensor(t) for t in (history, mask) if t is not None]
+        if any(t.dtype.kind not in ("int", "bool") for t in others) or \
+                (history is not None and others[0].dtype.kind == "bool") or \
+                (mask is not None and not self.same(others[-1].type.count(), count)):
+            raise self.error("sample: history or mask")
+        limits = ((0.0, float("inf")), (0.0, 1.0), (0.0, 1.0), (2.0 ** -126, float("inf")))
+        scalars = [self._within(v, low, high) for v, (low, high) in zip(numbers, limits)]
+        drawn = self.node("sample", OpaqueType("sample"), x, self.as_scalar(rng), self.as_scalar(top_k), *scalars, *others,
+                          window=window, history=history is not None, mask=mask is not None)
+        words = self.node("result", TensorType(T.I64, (3,)), drawn, index=0)
+        token, state, status = (self.element(words, i) for i in range(3))
+        self.r.check(self.node("eq", B1T, status, self.const(0)), "a draw the interpreter refuses")
+        return token, state
+
+    def _within(self, value: Any, low: float, high: float) -> Node:
+        """A float scalar, checked to lie in low .. high."""
+        v = self.as_scalar(float(value) if isinstance(value, int) else value)
+        if v.type != F64T:
+            raise self.error("sample: a setting that is no float")
+        if v.op == "const":
+            if not low <= v.attrs["value"] <= high:
+                raise self.error("sample: a setting out of range")
+            return v
+        for a, b in ((self.const(low), v), (v, self.const(high))):
+            self.r.check(self.node("fle", B1T, a, b), "sample: a setting out of range")
+        return v
