@@ -1,6 +1,7 @@
 """docs/: commands give the output that stands under them, programs assemble, links lead somewhere."""
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -56,6 +57,15 @@ def test_documents_stand_alone():
     for path in DOCUMENTS:
         text = path.read_text()
         assert "../shared" not in text and "/work/" not in text and "/tmp/" not in text, path
+
+
+PATH = re.compile(r"`((?:m3jit|kernels|tests|tools|benchmarks|examples|docs)/[\w./*-]*)")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_named_files_exist(document):
+    for path in PATH.findall(document.read_text()):
+        assert list(ROOT.glob(path.rstrip("/"))), path
 
 
 # -- the checker itself: it must be able to fail ----------------------------------------------------------------------
