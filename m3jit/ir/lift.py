@@ -381,11 +381,20 @@ class Lifter(Recorder):
         if isinstance(f, (RegField, PayloadReg)):
             if f.dest and not f.both or v is None:
                 return None
-            return self.read(v)
+            return self.of_kind(self.read(v), f.kinds, v)
         if isinstance(f, (IntOrReg, FloatOrReg)) and isinstance(v, Reg):
-            return self.need(v)
+            return self.of_kind(self.need(v), ("float",) if isinstance(f, FloatOrReg) else ("int",), v)
         if isinstance(f, ShapeField):
             return tuple(self.need(d) if isinstance(d, Reg) else d for d in v)
+        return v
+
+    def of_kind(self, v: Any, kinds: tuple[str, ...], r: Reg) -> Any:
+        """v, when a register may hold that here; the interpreter traps otherwise."""
+        if isinstance(v, KVRef) or ("any" in kinds and v is not None):
+            return v
+        have = "null" if v is None else "tensor" if v.is_tensor else "float" if v.type == F64T else "int"
+        if have not in kinds and not (have == "tensor" and "vector" in kinds):
+            raise Untraceable(f"{r} was never written" if v is None else f"{r} holds {have}, not {' or '.join(kinds)}")
         return v
 
     def need(self, r: Reg) -> Node:
