@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from m3jit.errors import UserError
+from m3jit.paths import cache_root, user_folder
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, bytes done, bytes in all); many times a second, last with done == all."""
@@ -76,15 +77,8 @@ SOURCES = {source.name: source for source in (
 
 
 def cache_folder() -> Path:
-    """The folder for everything m3jit keeps for the user: $XDG_CACHE_HOME/m3jit, else the platform's usual place."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    if base and os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
-        return Path(base) / "m3jit"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "m3jit" / "Cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "m3jit"
-    return Path.home() / ".cache" / "m3jit"
+    """The folder that holds `models/`: the cache's root; the user's folder when caching is turned off."""
+    return cache_root() or user_folder()
 
 
 def source(name: str) -> ModelSource:

@@ -14,6 +14,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from m3jit.paths import cache_root
+
 _MAGIC = b"m3jitobj1"
 _DIGEST = 16
 _DEFAULT_MB = 512
@@ -22,11 +24,8 @@ _TRIM_EVERY = 64           # stores between two looks at the total size
 
 def default_directory() -> Path | None:
     """Where the cache lives, or None when it is turned off."""
-    given = os.environ.get("M3JIT_CACHE_DIR")
-    if given is not None:
-        return Path(given) / "cpu" if given else None
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "m3jit" / "cpu"
+    root = cache_root()
+    return None if root is None else root / "cpu"
 
 
 class DiskCache:
