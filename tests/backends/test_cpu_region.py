@@ -159,7 +159,7 @@ def test_scalar_loop_and_budget(level, threads):
 
 
 def mixed_plan() -> Plan:
-    """The loop, after a parallel launch: with several threads the polls must agree without a launch between them."""
+    """The loop, after a parallel launch: most of its polls have no launch between them."""
     b = Builder("touch", 16)
     p = b.ptr("p", "rw", "i32")
     b.set_grid(4)
@@ -246,7 +246,7 @@ def test_barriers_order_launches(level, n):
 
 
 def test_replicated_launches_need_no_barrier_after_them():
-    """Every thread computes the whole first step; the second, shared one reads what its own thread wrote."""
+    """The second, shared launch reads what the whole first step wrote, with no barrier between them."""
     kernel, n = step_kernel(), 640
     p, q, out = (Scalar("frame", "ptr", attrs={"word": FREE + i}) for i in range(3))
     zero = const(0.0, "f32")

@@ -6,16 +6,21 @@ are being executed: a worker that the kernel does not schedule costs nothing, un
 
 Memory of a pool (byte offsets; what different threads write lies on different 128-byte line pairs):
 
-      0  ticket (i64): job number << 16 | chunks of the job that nobody has claimed
-    128  done (i64): chunks of the job that workers have finished
-    256  job: items (ptr), 264 chunks (i64), 272 threads that may take part (i64); 280 stopping (i32)
-    384  busy (i32): a region is running
+      0  done (i64): chunks of the present job that workers have finished
+    128  job (i64): its number; 136 threads that may take part (i64); 144 stopping (i32)
+    256  busy (i32): a region is running
     512 + 4 t   worker t sleeps (i32, the word it sleeps on)
    1536 + 4 t   worker t has started (i32)
+   2560 + 128 t share of thread t: +0 ticket (i64): job number << 16 | chunks of the share that nobody has claimed,
+                +8 end of the share (i64, a chunk number), +16 items (ptr)
 
-Claiming: read the ticket, read the job, swap the ticket for ticket - 1.  A job is not replaced before all its chunks
-were claimed and done, so a successful swap proves that what was read belongs together; the job number keeps an old
-ticket from fitting a new job.  Chunks are counted down, so the ticket alone says whether any is left.
+A job's chunks are dealt out in contiguous shares, one per thread, and whoever has finished its own share takes from the
+others'.  So threads that all run do not contend for one word and find their data in their own cache, and the share of a
+thread that does not run is computed by the rest.
+
+Claiming: read the ticket, read the rest of the share, swap the ticket for ticket - 1.  A share is not replaced before
+all chunks of the job were claimed and done, so a successful swap proves that what was read belongs together; the job
+number keeps an old ticket from fitting a new job.
 
 An item is four words: run (ptr), grid (ptr), args (ptr), chunks (i64, filled in here).  `grid(args)` gives the number
 of groups, `run(chunk, chunks, args)` executes the groups [G * chunk / chunks, G * (chunk + 1) / chunks).
@@ -32,15 +37,16 @@ import ctypes
 import platform
 import sys
 
+from m3jit.backends.cpu.runtime_jobs import JOB, WORKER
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.ir.plan import FrameWord
 
-BUSY = 384
+BUSY = 256
 READY = 1536
 MAX_THREADS = 256
-POOL_BYTES = READY + 4 * MAX_THREADS
+POOL_BYTES = 2560 + 128 * MAX_THREADS
 CHUNKS_PER_THREAD = 4
-MOST_ITEMS = 32            # of a batch: MOST_ITEMS * CHUNKS_PER_THREAD * MAX_THREADS chunks fit the ticket's 16 bits
+MOST_ITEMS = 32            # of a batch: a share of MOST_ITEMS * CHUNKS_PER_THREAD chunks fits the ticket's 16 bits
 ITEM_WORDS = 4
 
 _DONE_SPINS = 256          # pauses before yielding while a worker finishes its chunk: about 10 microseconds
@@ -93,7 +99,7 @@ def runtime_text(target: CpuTarget) -> str:
         declare, pause = "declare void @llvm.x86.sse2.pause()\n", "call void @llvm.x86.sse2.pause()"
     else:
         declare, pause = "declare void @llvm.aarch64.hint(i32)\n", "call void @llvm.aarch64.hint(i32 1)"
-    text = "".join((_ITEMS, _JOB, _WORKER, _LAUNCH))
+    text = "".join((_ITEMS, JOB, WORKER, _LAUNCH))
     for name, value in (("PAUSE", pause), ("DONE_SPINS", _DONE_SPINS), ("IDLE_SPINS", _IDLE_SPINS),
                         ("IDLE_LIMIT", _IDLE_SPINS + _IDLE_YIELDS), ("CHUNKS_PER_THREAD", CHUNKS_PER_THREAD),
                         ("EXIT_BYTE", 8 * FrameWord.EXIT)):
@@ -225,193 +231,6 @@ define void @m3_copy(i64 %chunk, i64 %chunks, ptr %args) nounwind {
 }
 """
 
-_JOB = """
-; claims and executes chunks of the present job until none is left; returns how many
-define internal i64 @take_part(ptr %pool, i64 %tid) nounwind noinline {
-entry:
-  %itemsp = getelementptr i8, ptr %pool, i64 256
-  %chunksp = getelementptr i8, ptr %pool, i64 264
-  %threadsp = getelementptr i8, ptr %pool, i64 272
-  br label %look
-look:
-  %n = phi i64 [ 0, %entry ], [ %n, %claim ], [ %n1, %run ]
-  %ticket = load atomic i64, ptr %pool acquire, align 8
-  %left = and i64 %ticket, 65535
-  %none = icmp eq i64 %left, 0
-  br i1 %none, label %leave, label %read
-read:
-  %items = load atomic ptr, ptr %itemsp monotonic, align 8
-  %chunks = load atomic i64, ptr %chunksp monotonic, align 8
-  %threads = load atomic i64, ptr %threadsp monotonic, align 8
-  %invited = icmp slt i64 %tid, %threads
-  br i1 %invited, label %claim, label %leave
-claim:
-  %taken = sub i64 %ticket, 1
-  %pair = cmpxchg ptr %pool, i64 %ticket, i64 %taken acq_rel monotonic
-  %got = extractvalue { i64, i1 } %pair, 1
-  br i1 %got, label %run, label %look
-run:
-  %chunk = sub i64 %chunks, %left
-  call void @run_chunk(ptr %items, i64 %chunk)
-  %n1 = add i64 %n, 1
-  br label %look
-leave:
-  ret i64 %n
-}
-
-; wakes those of workers 1 .. nth-1 that sleep
-define internal void @rouse(ptr %pool, i64 %nth) nounwind noinline {
-entry:
-  %all = getelementptr i8, ptr %pool, i64 512
-  br label %each
-each:
-  %t = phi i64 [ 1, %entry ], [ %t1, %next ]
-  %more = icmp slt i64 %t, %nth
-  br i1 %more, label %one, label %leave
-one:
-  %sleeping = getelementptr i32, ptr %all, i64 %t
-  %state = load atomic i32, ptr %sleeping seq_cst, align 4
-  %asleep = icmp ne i32 %state, 0
-  br i1 %asleep, label %up, label %next
-up:
-  store atomic i32 0, ptr %sleeping seq_cst, align 4
-  call void @wake(ptr %sleeping)
-  br label %next
-next:
-  %t1 = add i64 %t, 1
-  br label %each
-leave:
-  ret void
-}
-
-; executes a batch of n independent items, with the pool's workers unless `pool` is null
-define void @m3_run(ptr %pool, ptr %items, i64 %n) nounwind {
-entry:
-  %single = icmp eq ptr %pool, null
-  br i1 %single, label %alone, label %share
-alone:
-  %i = phi i64 [ 0, %entry ], [ 0, %share ], [ %i1, %one ]
-  %more = icmp slt i64 %i, %n
-  br i1 %more, label %one, label %leave
-one:
-  %item = getelementptr [32 x i8], ptr %items, i64 %i
-  call void @run_item(ptr %item, i64 0, i64 1)
-  %i1 = add i64 %i, 1
-  br label %alone
-share:
-  %itemsp = getelementptr i8, ptr %pool, i64 256
-  %chunksp = getelementptr i8, ptr %pool, i64 264
-  %threadsp = getelementptr i8, ptr %pool, i64 272
-  %done = getelementptr i8, ptr %pool, i64 128
-  %threads = load i64, ptr %threadsp, align 8
-  %limit = mul i64 %threads, CHUNKS_PER_THREAD
-  %total = call i64 @plan_chunks(ptr %items, i64 %n, i64 %limit)
-  %small = icmp eq i64 %total, 0
-  br i1 %small, label %alone, label %publish
-publish:
-  store atomic ptr %items, ptr %itemsp monotonic, align 8
-  store atomic i64 %total, ptr %chunksp monotonic, align 8
-  store atomic i64 0, ptr %done monotonic, align 8
-  %old = load atomic i64, ptr %pool monotonic, align 8
-  %next = add i64 %old, 65536
-  %job = and i64 %next, -65536
-  %ticket = or i64 %job, %total
-  store atomic i64 %ticket, ptr %pool seq_cst, align 8
-  %few = icmp slt i64 %total, %threads
-  %helpers = select i1 %few, i64 %total, i64 %threads
-  call void @rouse(ptr %pool, i64 %helpers)
-  %mine = call i64 @take_part(ptr %pool, i64 0)
-  %others = sub i64 %total, %mine
-  br label %look
-look:
-  %k = phi i32 [ 0, %publish ], [ %k1, %again ]
-  %finished = load atomic i64, ptr %done acquire, align 8
-  %complete = icmp eq i64 %finished, %others
-  br i1 %complete, label %leave, label %wait
-wait:
-  %patient = icmp ult i32 %k, DONE_SPINS
-  br i1 %patient, label %short, label %long
-short:
-  PAUSE
-  br label %again
-long:
-  %r = call i32 @sched_yield()
-  br label %again
-again:
-  %inc = add i32 %k, 1
-  %k1 = select i1 %patient, i32 %inc, i32 %k
-  br label %look
-leave:
-  ret void
-}
-"""
-
-_WORKER = """
-define internal void @serve(ptr %pool, i64 %tid) nounwind noinline {
-entry:
-  %done = getelementptr i8, ptr %pool, i64 128
-  %threadsp = getelementptr i8, ptr %pool, i64 272
-  %stoppingp = getelementptr i8, ptr %pool, i64 280
-  %sleepers = getelementptr i8, ptr %pool, i64 512
-  %sleeping = getelementptr i32, ptr %sleepers, i64 %tid
-  %readiness = getelementptr i8, ptr %pool, i64 1536
-  %ready = getelementptr i32, ptr %readiness, i64 %tid
-  store atomic i32 1, ptr %ready release, align 4
-  br label %look
-look:
-  %i = phi i32 [ 0, %entry ], [ 0, %worked ], [ %i1, %again ], [ %since, %up ]
-  %n = call i64 @take_part(ptr %pool, i64 %tid)
-  %some = icmp ne i64 %n, 0
-  br i1 %some, label %worked, label %idle
-worked:
-  %before = atomicrmw add ptr %done, i64 %n acq_rel
-  br label %look
-idle:
-  %stopping = load atomic i32, ptr %stoppingp acquire, align 4
-  %stop = icmp ne i32 %stopping, 0
-  br i1 %stop, label %leave, label %wait
-wait:
-  %i1 = add i32 %i, 1
-  %patient = icmp ult i32 %i, IDLE_SPINS
-  br i1 %patient, label %short, label %longer
-short:
-  PAUSE
-  br label %again
-longer:
-  %yielding = icmp ult i32 %i, IDLE_LIMIT
-  br i1 %yielding, label %yield, label %sleep
-yield:
-  %r = call i32 @sched_yield()
-  br label %again
-again:
-  br label %look
-sleep:
-  ; say so, then look once more: whoever publishes looks for sleepers after publishing
-  store atomic i32 1, ptr %sleeping seq_cst, align 4
-  %ticket = load atomic i64, ptr %pool seq_cst, align 8
-  %left = and i64 %ticket, 65535
-  %open = icmp ne i64 %left, 0
-  %threads = load atomic i64, ptr %threadsp seq_cst, align 8
-  %invited = icmp slt i64 %tid, %threads
-  %called = and i1 %open, %invited
-  %halting = load atomic i32, ptr %stoppingp seq_cst, align 4
-  %halt = icmp ne i32 %halting, 0
-  %needed = or i1 %called, %halt
-  br i1 %needed, label %up, label %down
-down:
-  call void @wait_on(ptr %sleeping, i32 1)
-  br label %up
-up:
-  ; woken by a job: be patient again; woken by nothing: look once and sleep on
-  %state = atomicrmw xchg ptr %sleeping, i32 0 seq_cst
-  %woken = icmp eq i32 %state, 0
-  %since = select i1 %woken, i32 0, i32 IDLE_LIMIT
-  br label %look
-leave:
-  ret void
-}
-"""
-
 _LAUNCH = """
 define i64 @m3_launch(ptr %call) nounwind {
 entry:
@@ -425,7 +244,7 @@ entry:
   %single = icmp sle i64 %nth, 1
   br i1 %single, label %alone, label %acquire
 acquire:
-  %busyp = getelementptr i8, ptr %pool, i64 384
+  %busyp = getelementptr i8, ptr %pool, i64 256
   %pair = cmpxchg ptr %busyp, i32 0, i32 1 acquire monotonic
   %got = extractvalue { i32, i1 } %pair, 1
   br i1 %got, label %together, label %alone
@@ -433,7 +252,7 @@ alone:
   call void %region(ptr %frame, ptr null)
   br label %leave
 together:
-  %threadsp = getelementptr i8, ptr %pool, i64 272
+  %threadsp = getelementptr i8, ptr %pool, i64 136
   store atomic i64 %nth, ptr %threadsp monotonic, align 8
   call void %region(ptr %frame, ptr %pool)
   store atomic i32 0, ptr %busyp release, align 4
@@ -447,7 +266,7 @@ leave:
 ; waits until no region runs, then tells workers 1 .. nth-1 to return; the pool stays busy for good
 define void @m3_stop(ptr %pool, i64 %nth) nounwind {
 entry:
-  %busyp = getelementptr i8, ptr %pool, i64 384
+  %busyp = getelementptr i8, ptr %pool, i64 256
   br label %acquire
 acquire:
   %pair = cmpxchg ptr %busyp, i32 0, i32 1 acquire monotonic
@@ -457,8 +276,9 @@ later:
   %r = call i32 @sched_yield()
   br label %acquire
 tell:
-  %stoppingp = getelementptr i8, ptr %pool, i64 280
+  %stoppingp = getelementptr i8, ptr %pool, i64 144
   store atomic i32 1, ptr %stoppingp seq_cst, align 4
+  fence seq_cst
   call void @rouse(ptr %pool, i64 %nth)
   ret void
 }
