@@ -28,6 +28,17 @@ def activation_bytes(rows: int, cols: int, block: int) -> int:
     return rows * (cols // block) * RECORD_BYTES[block]
 
 
+def largest(b: Builder, values: list[Value]) -> Value:
+    """The greatest magnitude over all lanes of some vectors, uniform f32; a NaN counts as 0.
+
+    Magnitudes are compared as integers, which have the same order and a single instruction for the maximum."""
+    magnitudes = [b.bits(b.select(b.pure("eq", v, v), b.abs(v), b.f32(0.0))) for v in values]
+    top = magnitudes[0]
+    for m in magnitudes[1:]:
+        top = b.imax(top, m)
+    return b.bits(b.fold(top, "imax"))
+
+
 def block_scale(b: Builder, amax: Value) -> tuple[Value, Value, Value]:
     """(usable, reciprocal, d) of a block with largest magnitude amax."""
     reciprocal = b.f32(127.0) / amax
@@ -59,7 +70,7 @@ def quantize_activation(block: int) -> Kernel:
 
 def _block32(b: Builder, x: Buffer, record: Buffer) -> None:
     v = b.load_lanes("f32", x, 0)
-    usable, reciprocal, d = block_scale(b, b.fold(b.abs(v), "fmax"))
+    usable, reciprocal, d = block_scale(b, largest(b, [v]))
     q = quantized(b, v, usable, reciprocal)
     b.store_lanes("i8", record, 0, q)
     total = b.fold(q, "add")
@@ -71,10 +82,7 @@ def _block32(b: Builder, x: Buffer, record: Buffer) -> None:
 
 def _block256(b: Builder, x: Buffer, record: Buffer) -> None:
     values = [b.load_lanes("f32", x, 16 * j) for j in range(16)]
-    amax = b.abs(values[0])
-    for v in values[1:]:
-        amax = b.fmax(amax, b.abs(v))
-    usable, reciprocal, d = block_scale(b, b.fold(amax, "fmax"))
+    usable, reciprocal, d = block_scale(b, largest(b, values))
     b.store("f32", record, D256, d)
     sums = []
     for j, v in enumerate(values):
@@ -100,10 +108,7 @@ def quantize_rows(block: int) -> Kernel:
     b.set_grid(b.scalar("blocks"))
     base = b.group * block
     values = [b.load_lanes("f32", x, base + 32 * j) for j in range(block // 32)]
-    amax = b.abs(values[0])
-    for v in values[1:]:
-        amax = b.fmax(amax, b.abs(v))
-    usable, reciprocal, d = block_scale(b, b.fold(amax, "fmax"))
+    usable, reciprocal, d = block_scale(b, largest(b, values))
     b.store("f32", d_out, b.group, d)
     for j, v in enumerate(values):
         b.store_lanes("i8", q_out, base + 32 * j, quantized(b, v, usable, reciprocal))
