@@ -140,10 +140,13 @@ class TraceLayout:
         return self.node("result", TensorType(dtype, x.shape), packed, index=0)
 
     def conv(self, x, w, bias=None, *, stride=1, pad=0, dilation=1, groups=1):
+        operands = [self.tensor(t) for t in (x, w, bias) if t is not None]
+        if any(t.dtype not in T.FLOATS for t in operands):
+            raise self.error("conv of tensors that are not floats")
         x, w = self.cast(x, T.F32), self.cast(w, T.F32)
-        fixed = x.rank in (3, 4) and all(isinstance(d, int) for d in (*x.shape[1:], *w.shape[1:])) and \
+        fixed = x.rank in (3, 4) and w.rank == x.rank and all(isinstance(d, int) for d in (*x.shape[1:], *w.shape[1:])) and \
             (groups == 1 or isinstance(w.shape[0], int))
-        if not fixed or w.rank != x.rank or min(stride, dilation, groups) < 1 or pad < 0:
+        if not fixed or min(stride, dilation, groups) < 1 or pad < 0:
             raise self.error("conv shapes")
         channels, (outputs, inner) = x.shape[1], w.shape[:2]
         if channels % groups or (groups > 1 and outputs % groups) or inner != channels // groups or min(w.shape[2:]) < 1:

@@ -55,7 +55,8 @@ class TraceModel:
         if isinstance(ids, int) or (isinstance(ids, Node) and ids.is_scalar):
             ids = self.node("from_scalar", TensorType(T.I64, (1,)), self.as_scalar(ids))
         ids = self.tensor(ids)
-        if ids.dtype not in (T.I32, T.I64) or table.rank != 2 or not isinstance(table.shape[1], int):
+        if ids.dtype not in (T.I32, T.I64) or table.rank != 2 or not isinstance(table.shape[1], int) or \
+                table.dtype not in T.WEIGHTS:
             raise self.error("embed operands")
         ok = self.node("in_bounds", B1T, ids, limit=table.shape[0])
         self.r.check(ok, "token id outside the table")
@@ -67,7 +68,12 @@ class TraceModel:
         if x.rank != 2 or x.dtype is not T.F32 or not isinstance(x.shape[-1], int) or head_dim <= 0 or head_dim % 2 or \
                 x.shape[-1] % head_dim or not 0 < theta < float("inf"):
             raise self.error("rope")
-        args = [x, self.as_scalar(pos)] + ([] if factors is None else [self.tensor(factors)])
+        args = [x, self.as_scalar(pos)]
+        if factors is not None:
+            factors = self.tensor(factors)
+            if factors.dtype not in T.FLOATS or not self.same(factors.type.count(), head_dim // 2):
+                raise self.error("rope factors")
+            args.append(self.cast(factors, T.F32))
         return self.node("rope", x.type, *args, head_dim=head_dim, theta=theta, pairing=pairing, scale=scale)
 
     def _attention_shapes(self, q, heads, kv_heads, head_dim):
