@@ -16,7 +16,7 @@ from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, D
                              OpaqueType, Retired, Sym, TensorType, dim_add, dim_mul, uses)
 from m3jit.isa.types import Tensor
 
-REPLICATED_BYTES = 16384        # results up to this size may be computed by every thread
+REPLICATED_BYTES = 16384        # results up to this size may be left to one thread
 SPARE_SLOTS = 3                 # small temporaries rotate among a few slots, so that reuse rarely needs a barrier
 Library = Mapping[str, Callable[["Lowering", Node], None]]
 
@@ -202,15 +202,15 @@ class Lowering:
     def launch(self, kernel: Kernel, args: list[Any], reads: list[Memory], writes: list[Memory],
                small: bool = False) -> None:
         """Append a launch; args: Memory (pointer) or Scalar.  A barrier goes before it when it depends on a launch
-        since the last one.  small: if what it writes is small too, every thread does all of it instead of meeting at
-        a barrier afterwards."""
+        since the last one.  small: if what it writes is small too, it is not shared between threads and needs no barrier
+        afterwards."""
         r, w = {m.word for m in reads}, {m.word for m in writes}
         replicated = small and self.is_small(writes) and not r & w
         if r & self.written or w & (self.written | self.read):
             self.barrier()
         self.read |= r
         if replicated:
-            self.read |= w              # every thread has its own result; a later writer must wait for all of them
+            self.read |= w              # no barrier for its readers; a later writer waits for them
         else:
             self.written |= w
         kernel = self.kernel_cache.setdefault(kernel.digest(), kernel)

@@ -1,8 +1,11 @@
 """Launch plan: what a region becomes between the tensor IR and a backend.
 
-A plan is scalar control flow plus an ordered list of kernel launches.  On the CPU it is rendered as one SPMD function
-`region(thread, nthreads, frame, sync)`; on CUDA and OpenCL the host walks it and enqueues; the Python backend walks it
-too.  Every thread executes the scalar code redundantly (same inputs, same results), so no broadcast is needed.
+A plan is scalar control flow plus an ordered list of kernel launches.  On the CPU it is rendered as one function
+`region(frame, pool)`, which the calling thread runs; the other threads only take chunks of its parallel launches.  On
+CUDA and OpenCL the host walks the plan and enqueues; the Python backend walks it too.
+
+Parallel launches and copies between two barriers are independent of each other and may run in any order, also after
+what follows them up to the barrier.  Everything else happens in order.
 
 The frame is an array of i64 words shared by caller and region.  Word `k` holds an integer, the bits of an f64, or a
 pointer.  All memory a launch touches is reached through pointers in frame words: live-in tensors, constants, fresh
@@ -64,8 +67,9 @@ class Scalar:
 class Launch:
     """Run `kernel`; args[i] belongs to kernel.params[i] (ptr for "ptr", i64 for "i64", f32 for "f32").
 
-    `parallel` False: thread 0 alone runs it.  `replicated`: every thread runs the whole grid and so writes the same
-    bytes to the same places (tiny work: cheaper than a barrier); its outputs overlap none of its inputs."""
+    `parallel` False: one thread runs it, in order.  `replicated`: tiny work that is not worth sharing: it is done in
+    order, before any statement that follows, by one thread or by every thread that will use it (the same bytes in the
+    same places); its outputs overlap none of its inputs.  What follows may read them without a barrier."""
     kernel: Kernel
     args: list[Scalar]
     label: str = ""                # op and register names, for profiles and dumps
@@ -75,19 +79,19 @@ class Launch:
 
 @dataclass(eq=False, slots=True)
 class Barrier:
-    """All threads arrive before any goes on; memory written before is visible after."""
+    """All launches and copies before are done, and what they wrote is visible, before any statement after begins."""
 
 
 @dataclass(eq=False, slots=True)
 class StoreFrame:
-    """frame[word] = value (thread 0)."""
+    """frame[word] = value."""
     word: int
     value: Scalar
 
 
 @dataclass(eq=False, slots=True)
 class Copy:
-    """Copy nbytes (i64) from src to dst (ptr values that do not overlap); the threads share the work."""
+    """Copy nbytes (i64) from src to dst (ptr values that do not overlap); as a parallel launch does."""
     dst: Scalar
     src: Scalar
     nbytes: Scalar
@@ -101,9 +105,7 @@ class Retire:
 
 @dataclass(eq=False, slots=True)
 class Poll:
-    """If the stop word is set or retired >= budget, take exit `exit` after storing `stores`; else go on.
-
-    All threads decide alike (thread 0 reads, then a barrier, when nthreads > 1)."""
+    """If the stop word is set or retired >= budget, take exit `exit` after storing `stores`; else go on."""
     exit: int
     stores: list[StoreFrame]
 
@@ -125,7 +127,7 @@ class Branch:
 
 @dataclass(eq=False, slots=True)
 class Exit:
-    """Leave with exit number `exit`; RETIRED, EXIT and `stores` are written by thread 0."""
+    """Leave with exit number `exit` when all launches and copies are done; writes RETIRED, EXIT and `stores`."""
     exit: int
     stores: list[StoreFrame]
 
