@@ -19,6 +19,7 @@ from m3jit.isa.fields import (REQUIRED, SPECIAL, STATE, FloatOrReg, Hidden, IntO
 from m3jit.isa.table import Instruction
 
 MAX_VERSIONS = 4
+HUGE = 1 << 62                            # more than any dimension
 MAX_INSTRUCTIONS = 20_000
 Key = Any        # ("R", 5), ("S", 0), ("V", 1), "flags", "rng", ("kvlen", ("S", 0), layer)
 _BANKS = {0: "R", 1: "V", 2: "S"}
@@ -67,6 +68,7 @@ class Lifter(Recorder):
     def __init__(self, view: ProgramView, entry: Entry):
         self.view, self.entry = view, entry
         self.inputs: dict[Key, Node] = {}
+        self.read_types: dict[Key, Type | None] = {}     # live-ins an instruction read, null ones included
         self.guards: list[tuple[Dim, Dim]] = []
         self.same_as: dict[Dim, Dim] = {}
         self.versions: dict[tuple, Block] = {}
@@ -104,6 +106,18 @@ class Lifter(Recorder):
         if isinstance(a, int) or (isinstance(a, Sym) and isinstance(b, DimExpr)):
             a, b = b, a                                # an expression is named by a symbol, never the reverse
         self.same_as[a] = b
+        return True
+
+    def today(self, d: Dim) -> int:
+        """The value of a dimension at this entry."""
+        return eval_dim(d, self.entry.actual)
+
+    def assume_at_least(self, d: Dim, n: int) -> bool:
+        """Guard that d >= n, when it holds today: ceil((d - n + 1) / huge) is 1 then and 0 below."""
+        if self.today(d) < n:
+            return False
+        if n > 2 or not isinstance(d, Sym):                    # symbols are at least 2
+            self.guards.append((dim_ceildiv(dim_add(d, 1 - n), HUGE), 1))
         return True
 
     def check(self, cond: Node, reason: str) -> None:
@@ -381,6 +395,8 @@ class Lifter(Recorder):
         if isinstance(f, (RegField, PayloadReg)):
             if f.dest and not f.both or v is None:
                 return None
+            if v.bank == STATE and not (f.both and "state" in f.kinds):
+                raise Untraceable(f"{v} is passed on as a handle")
             return self.of_kind(self.read(v), f.kinds, v)
         if isinstance(f, (IntOrReg, FloatOrReg)) and isinstance(v, Reg):
             return self.of_kind(self.need(v), ("float",) if isinstance(f, FloatOrReg) else ("int",), v)
@@ -410,6 +426,8 @@ class Lifter(Recorder):
         if r.bank == STATE:
             return self.state(key)
         v = self.lookup(key)
+        if key not in self.env:
+            self.read_types[key] = None if v is None else v.type
         if v is not None and isinstance(v.type, OpaqueType):
             raise Untraceable(f"{r} holds a {v.type.name}")
         return v

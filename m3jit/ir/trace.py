@@ -24,6 +24,8 @@ class Recorder:
     """What the tracer needs from the lifter: a place to put nodes, assumptions and checks."""
     def emit(self, node: Node) -> Node: raise NotImplementedError
     def assume_equal(self, a: Dim, b: Dim) -> bool: raise NotImplementedError
+    def assume_at_least(self, d: Dim, n: int) -> bool: raise NotImplementedError
+    def today(self, d: Dim) -> int: raise NotImplementedError
     def check(self, cond: Node, reason: str) -> None: raise NotImplementedError
     def abandon_point(self) -> None: raise NotImplementedError
 
@@ -313,12 +315,7 @@ class TraceXp(TraceLayout, TraceModel):
             length: Dim = -(-(stop - start) // step)
             args = [x]
         elif isinstance(start, int) and start >= 0 and (stop is None or isinstance(stop, int)):
-            if stop is not None and stop < start:
-                raise Untraceable("slice outside the axis")
-            least = start if stop is None else stop
-            if least > 2:
-                self.r.check(self.node("le", B1T, self.const(least), self.dim(x, axis)), "slice outside the axis")
-            length = dim_ceildiv(dim_add(d, -start), step) if stop is None else -(-(stop - start) // step)
+            length = self._symbolic_length(d, start, stop, step)
             args = [x]
         else:
             back, length = self._from_end(d, start, stop)
@@ -328,6 +325,20 @@ class TraceXp(TraceLayout, TraceModel):
             start = None
         shape = tuple(length if i == axis else n for i, n in enumerate(x.shape))
         return self.node("slice", TensorType(x.dtype, shape), *args, axis=axis, start=start, step=step)
+
+    def _symbolic_length(self, d: Dim, start: int, stop: int | None, step: int) -> Dim:
+        """Length of start : stop : step of a symbolic axis.  A symbolic length must never be 0 or 1 (those fold and
+        broadcast differently), so an axis too short for that is taken as it is today."""
+        if stop is not None:
+            if stop < start or not self.r.assume_at_least(d, stop):
+                raise Untraceable("slice outside the axis")
+            return -(-(stop - start) // step)
+        if self.r.assume_at_least(d, start + step + 1):
+            return dim_ceildiv(dim_add(d, -start), step)
+        n = self.r.today(d)
+        if n < start or not self.same(d, n):
+            raise Untraceable("slice outside the axis")
+        return -(-(n - start) // step)
 
     def _from_end(self, d: Dim, start, stop) -> tuple[int, int]:
         """(rows from the end, length) of a window that starts at dim - back, back <= 2, as SLICE START=-1 gives it."""
