@@ -92,12 +92,12 @@ class Graph:
         return groups[0]
 
 
-def storage(rng: np.random.Generator, dtype: T.DType, shape: Sequence[int]) -> np.ndarray:
+def storage(rng: np.random.Generator, dtype: T.DType, shape: Sequence[int], special: bool = True) -> np.ndarray:
     if dtype is T.BF16:
-        return (floats(rng, *shape).view(np.uint32) >> 16).astype(np.uint16)
+        return (floats(rng, *shape, special=special).view(np.uint32) >> 16).astype(np.uint16)
     if dtype.kind == "float":
         with np.errstate(over="ignore"):
-            return floats(rng, *shape).astype(dtype.numpy)
+            return floats(rng, *shape, special=special).astype(dtype.numpy)
     if dtype.kind == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     info = np.iinfo(dtype.numpy)
@@ -311,9 +311,10 @@ def _rows() -> Iterable[Case]:
 
 
 def pages(rng: np.random.Generator, g: attention.Geometry, keys: int) -> list[np.ndarray]:
-    """Key/value pages of finite numbers in a shuffled pool, and their table; unused slots hold NaN."""
+    """Key/value pages of finite numbers in a shuffled pool, and their table.  (What attn_blocks leaves in `partial` is
+    not visible to a program: with NaNs about, their payloads there may differ.)"""
     count, size = -(-keys // 64) + 1, attention.page_bytes(g.dtype, g.kv_heads, g.head_dim)
-    values = storage(rng, DTYPES[g.dtype], (count, size // DTYPES[g.dtype].nbytes))
+    values = storage(rng, DTYPES[g.dtype], (count, size // DTYPES[g.dtype].nbytes), special=False)
     pool = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     return [pool] if g.dense else [pool, (rng.permutation(count)[:count - 1] * size).astype(np.int64)]
 

@@ -377,11 +377,10 @@ def _typed_scratch(args: tuple[types.Type, ...]):
     size, = args
 
     def codegen(context, builder, sig, values):
-        memory = cgutils.alloca_once(builder, ir.ArrayType(I8, size.literal_value))
+        with builder.goto_entry_block():               # numba's own helper would also clear it, byte by byte
+            memory = builder.alloca(ir.ArrayType(I8, size.literal_value))
         memory.align = 64
-        address = builder.ptrtoint(memory, I64)
-        # hidden from LLVM: InstCombine spends seconds on arithmetic with an address whose origin it sees
-        return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [address], side_effect=False)
+        return builder.ptrtoint(memory, I64)
     return types.int64(size), codegen
 
 
