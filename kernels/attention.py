@@ -187,14 +187,27 @@ class _Attention:
         b = self.b
         return (b.cvt(lo, "i32") <= b.lane) & (b.lane < b.cvt(hi, "i32"))
 
-    def weights(self, row: Value, s: Value, lo: Value, hi: Value) -> tuple[Value, Value]:
-        """(m_b, l_b) of a row that sees lo .. hi; its weights go to the table."""
+    def ranks(self, s: Value, lo: Value, hi: Value) -> Value:
+        """Scores of a row that sees lo .. hi as integers of the same order; invisible ones and NaN as -inf."""
         b = self.b
-        seen = self.seen(lo, hi)
-        top = b.fold(b.select(seen, s, b.f32(float("-inf"))), "fmax")
-        w = b.select(seen, scalar_math.exp(b, s - top), b.f32(0.0))
+        bits = b.bits(b.select(self.seen(lo, hi) & b.pure("eq", s, s), s, b.f32(float("-inf"))))
+        return b.select(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+    def greatest(self, ranks: Value) -> Value:
+        """The greatest of ranked scores: m_b of a block, M of a row.
+
+        An integer maximum is one instruction.  (A zero's sign may differ from the float maximum's: m and M only enter
+        through exp(x - m), which is 1 for either.)"""
+        b = self.b
+        top = b.fold(ranks, "imax")
+        return b.bits(b.select(top < 0, top ^ 0x7FFFFFFF, top))
+
+    def weights(self, row: Value, s: Value, top: Value, lo: Value, hi: Value) -> Value:
+        """l_b of a row that sees lo .. hi and has m_b = top; its weights go to the table."""
+        b = self.b
+        w = b.select(self.seen(lo, hi), scalar_math.exp(b, s - top), b.f32(0.0))
         b.store_lanes("f32", self.table, row * BLOCK, w)
-        return top, b.fold(w, "add")
+        return b.fold(w, "add")
 
     def mix(self, acc: Sequence[Var], first_row: Value | int, values: Buffer, chunk: int, lo: Value, hi: Value) -> None:
         """acc[i] folds the weights of row first_row + i times V over keys lo .. hi, 64 elements of the head dimension."""
@@ -239,9 +252,10 @@ def attn_blocks(g: Geometry) -> Kernel:
         with b.loop(0, tiles) as tile:
             a.dots([a.query(token, head(tile, i)) for i in range(size)], keys, a.raw)
             with b.loop(0, size) as i:
-                top, total = a.weights(i, a.score(i, a.raw), lo, hi)
+                score = a.score(i, a.raw)
+                top = a.greatest(a.ranks(score, lo, hi))
                 b.store("f32", result(tile, i), 0, top)
-                b.store("f32", result(tile, i), 1, total)
+                b.store("f32", result(tile, i), 1, a.weights(i, score, top, lo, hi))
             b.sync()
             for c in range(g.chunks):
                 acc = [b.var("f32", 0.0) for _ in range(size)]
@@ -296,11 +310,11 @@ class _Rows:
         self.first = b.group // g.kv_heads * GROUP_ROWS
         self.last = b.imin(self.first + GROUP_ROWS, count) - 1
         a.scratch(GROUP_ROWS // TILE * (KEPT_BLOCKS + 1))
-        self.tops = b.scratch("tops", "f32", GROUP_ROWS * BLOCK)       # running maxima per lane; later M in lane 0
-        self.totals = b.scratch("totals", "f32", GROUP_ROWS)
+        self.ranks = b.scratch("ranks", "i32", GROUP_ROWS * BLOCK)     # running maxima per lane, as `ranks`
+        self.tops, self.totals = b.scratch("tops", "f32", GROUP_ROWS), b.scratch("totals", "f32", GROUP_ROWS)
         self.sums = b.scratch("sums", "f32", GROUP_ROWS * g.chunks * 64)
         self.mixed = b.scratch("mixed", "f32", TILE * 64)
-        self.scales = b.scratch("scales", "f32", TILE)
+        self.scales, self.block_tops = b.scratch("scales", "f32", TILE), b.scratch("block_tops", "f32", TILE)
         self.lows, self.highs = b.scratch("lows", "i64", TILE), b.scratch("highs", "i64", TILE)
         # per row of the group: its first visible key, one past its last, its place in q and out
         self.begins, self.ends = b.scratch("begins", "i64", GROUP_ROWS), b.scratch("ends", "i64", GROUP_ROWS)
@@ -316,7 +330,7 @@ class _Rows:
             b.store("i64", self.begins, r, lo)
             b.store("i64", self.ends, r, hi)
             b.store("i64", self.places, r, (token * g.heads + head) * g.head_dim)
-            b.store_lanes("f32", self.tops, r * BLOCK, b.f32(float("-inf")))
+            b.store_lanes("i32", self.ranks, r * BLOCK, b.i32(-2 ** 31))
             b.store("f32", self.totals, r, b.f32(0.0))
             with b.loop(0, g.chunks) as c:
                 b.store_lanes("f32", self.sums, (r * g.chunks + c) * 64, b.f32(0.0))
@@ -362,18 +376,16 @@ class _Rows:
         """First pass: running maximum of the visible scores, per lane."""
         a, b = self.a, self.b
         with b.loop(0, rows) as i:
-            seen = a.seen(b.load("i64", self.lows, i), b.load("i64", self.highs, i))
-            s = b.select(seen, a.score(i, raw), b.f32(float("-inf")))
+            ranks = a.ranks(a.score(i, raw), b.load("i64", self.lows, i), b.load("i64", self.highs, i))
             at = (tile + i) * BLOCK
-            b.store_lanes("f32", self.tops, at, b.fmax(b.load_lanes("f32", self.tops, at), s))
+            b.store_lanes("i32", self.ranks, at, b.imax(b.load_lanes("i32", self.ranks, at), ranks))
         b.sync()
 
     def join_tops(self) -> None:
+        """M of every row."""
         b = self.b
         with b.loop(0, GROUP_ROWS) as r:
-            top = b.fold(b.load_lanes("f32", self.tops, r * BLOCK), "fmax")
-            b.sync()
-            b.store("f32", self.tops, r * BLOCK, top)
+            b.store("f32", self.tops, r, self.a.greatest(b.load_lanes("i32", self.ranks, r * BLOCK)))
         b.sync()
 
     def add_block(self, tile: Value, rows: Value, raw: Buffer, lo: Value, hi: Value, values: Buffer) -> None:
@@ -381,11 +393,17 @@ class _Rows:
 
         Keys lo .. hi are walked for the whole tile at once, those before and after them row by row."""
         a, b, g = self.a, self.b, self.g
+        with b.loop(0, TILE) as i:           # a loop of its own: the rows' maxima are found side by side
+            score = a.score(i, raw)
+            b.store_lanes("f32", raw, i * BLOCK, score)
+            top = a.greatest(a.ranks(score, b.load("i64", self.lows, i), b.load("i64", self.highs, i)))
+            b.store("f32", self.block_tops, i, top)
+        b.sync()
         with b.loop(0, TILE) as i:
-            slot = tile + i
+            slot, top = tile + i, b.load("f32", self.block_tops, i)
             low, high = b.load("i64", self.lows, i), b.load("i64", self.highs, i)
-            top, total = a.weights(i, a.score(i, raw), low, high)
-            e = scalar_math.exp(b, top - b.load("f32", self.tops, slot * BLOCK))
+            total = a.weights(i, b.load_lanes("f32", raw, i * BLOCK), top, low, high)
+            e = scalar_math.exp(b, top - b.load("f32", self.tops, slot))
             b.store("f32", self.scales, i, e)
             with b.if_(low < high):
                 b.store("f32", self.totals, slot, b.fma(total, e, b.load("f32", self.totals, slot)))
