@@ -68,7 +68,7 @@ class Lifter(Recorder):
     def __init__(self, view: ProgramView, entry: Entry):
         self.view, self.entry = view, entry
         self.inputs: dict[Key, Node] = {}
-        self.read_types: dict[Key, Type | None] = {}     # live-ins an instruction read, null ones included
+        self.read_keys: set[Key] = set()                 # live-in registers an instruction read, null ones included
         self.guards: list[tuple[Dim, Dim]] = []
         self.same_as: dict[Dim, Dim] = {}
         self.versions: dict[tuple, Block] = {}
@@ -209,7 +209,9 @@ class Lifter(Recorder):
         self._rename_dims()
         syms = {t.shape[0]: (k, 0) for k, n in self.inputs.items()
                 if (t := n.type) is not None and hasattr(t, "shape") and t.rank and isinstance(t.shape[0], Sym)}
-        return Function(name, self.entry.pc, self.blocks, self.inputs, self.guards, syms, self.instructions)
+        nulls = {k for k in self.read_keys if k not in self.inputs}
+        return Function(name, self.entry.pc, self.blocks, self.inputs, self.guards, syms, self.instructions,
+                        frozenset(self.read_keys - nulls), frozenset(nulls))
 
     def _rename_dims(self) -> None:
         """Write every dimension by the name of its class of equal dimensions."""
@@ -426,8 +428,8 @@ class Lifter(Recorder):
         if r.bank == STATE:
             return self.state(key)
         v = self.lookup(key)
-        if key not in self.env:
-            self.read_types[key] = None if v is None else v.type
+        if key not in self.env or (v.op == "param" and key in self.inputs):
+            self.read_keys.add(key)
         if v is not None and isinstance(v.type, OpaqueType):
             raise Untraceable(f"{r} holds a {v.type.name}")
         return v

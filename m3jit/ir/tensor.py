@@ -238,7 +238,10 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class Function:
-    """One region.  inputs: nodes of op "input" (attrs: key = register or state name)."""
+    """One region.  inputs: nodes of op "input" (attrs: key = register or state name).
+
+    read: registers whose kind and type some instruction relied on; they stay guards of the region although no node may
+    need their value.  nulls: registers that were read as never written, and must be so at entry."""
     name: str
     entry_pc: int
     blocks: list[Block]
@@ -246,6 +249,8 @@ class Function:
     guards: list[tuple[Dim, Dim]]                        # dims that must be equal at entry
     syms: dict[Sym, tuple[Any, int]]                     # symbol -> (input key, axis) that defines it
     instructions: int = 0
+    read: frozenset = frozenset()
+    nulls: frozenset = frozenset()
 
     def nodes(self) -> Iterator[Node]:
         for b in self.blocks:

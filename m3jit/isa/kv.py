@@ -65,6 +65,12 @@ class Layer:
 _EMPTY = Layer()
 
 
+def _canonical(a: np.ndarray) -> np.ndarray:
+    """a, with every NaN replaced by the canonical one (a stored float)."""
+    a[np.isnan(a)] = np.nan
+    return a
+
+
 class KVStream:
     """A stream value.  Every method that changes something returns a new value; this one stays as it is.
 
@@ -179,8 +185,8 @@ class KVStream:
         rows, start = len(k), self.length(layer)
         out = self.reserve(layer, rows)
         with np.errstate(over="ignore"):
-            keys = k.reshape(rows, self.kv_heads, self.head_dim).astype(self.dtype.numpy)
-            values = v.reshape(rows, self.kv_heads, self.head_dim).astype(self.dtype.numpy)
+            keys, values = (_canonical(t.reshape(rows, self.kv_heads, self.head_dim).astype(self.dtype.numpy))
+                            for t in (k, v))
         at = 0
         while at < rows:
             position = start + at

@@ -89,6 +89,7 @@ class CompiledRegion:
         self.pointer_of_weight = pointer_of_weight
         self.types = [(k, n.type) for k, n in region.function.inputs.items()
                       if not (isinstance(k, tuple) and k[0] == "kvlen")]
+        self.types += [(k, None) for k in sorted(region.function.nulls, key=repr)]
         self.layouts: dict[tuple, list[Layout]] = {}
         self.lock = threading.Lock()
         self.weight_words: list[tuple[int, int]] | None = None
@@ -103,8 +104,11 @@ class CompiledRegion:
         for key, t in self.types:
             if not fits(regs.get(key), t, syms):
                 return None
+        seen: dict[int, Any] = {}
         for use in self.region.kv:
             stream = regs.get(use.key)
+            if stream is not None and seen.setdefault(id(stream), use.key) != use.key:
+                return None                      # two registers name one stream: its rows depend on their order
             if stream is not None and not (stream.__class__ is KVStream and stream.dtype.name == use.dtype and (
                     stream.kv_heads, stream.head_dim) in ((0, 0), (use.kv_heads, use.head_dim))):
                 return None
@@ -124,7 +128,7 @@ class CompiledRegion:
         for word, d in r.dims:
             frame[word] = eval_dim(d, syms)
         sizes = [-(-max(eval_dim(s.nbytes, syms), 1) // ALIGN) * ALIGN for s in r.slots]
-        arena = np.empty(sum(sizes) + ALIGN, np.uint8)
+        arena = new_array([sum(sizes) + ALIGN], np.uint8)
         at = -(-arena.ctypes.data // ALIGN) * ALIGN
         for s, size in zip(r.slots, sizes):
             frame[s.word] = at
@@ -140,8 +144,12 @@ class CompiledRegion:
 
         Registers are written back according to the exit taken."""
         r = self.region
-        commits = self._reserve(regs, syms) if r.kv else {}
-        layout = self._layout(syms)
+        try:
+            commits = self._reserve(regs, syms) if r.kv else {}
+            fresh = self._results(syms, outputs or {})
+            layout = self._layout(syms)
+        except MemoryError:                            # interpreted, the instruction at fault says what it needs
+            return None, 0
         frame = layout.frame
         for use in r.kv:
             frame[use.table_word] = commits[use.key].table_address(use.layer)
@@ -156,12 +164,7 @@ class CompiledRegion:
                 continue
             v = regs.get(k)
             frame[word] = v if how == "i64" else struct.unpack("<q", struct.pack("<d", v))[0]
-        fresh: dict[int, np.ndarray] = {}
-        for word, t in r.outputs:
-            a = outputs.get(word) if outputs else None
-            if a is None:
-                a = np.empty(stored_shape(t, syms), t.dtype.storage)
-            fresh[word] = a
+        for word, a in fresh.items():
             frame[word] = a.__array_interface__["data"][0]
         frame[FrameWord.STOP] = stop_address
         frame[FrameWord.BUDGET] = budget
@@ -174,6 +177,11 @@ class CompiledRegion:
         self._write_back(regs, info, frame, fresh, commits, syms)
         layout.owner.append(layout)
         return info, retired
+
+    def _results(self, syms: dict[Sym, int], given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Arrays for the tensors the region leaves behind, by frame word.  MemoryError: there is no room for them."""
+        return {word: given[word] if given.get(word) is not None else
+                new_array(stored_shape(t, syms), t.dtype.storage) for word, t in self.region.outputs}
 
     def _layout(self, syms: dict[Sym, int]) -> Layout:
         """A free frame for these dimensions; of rarely used dimensions only the newest few are kept."""
@@ -231,6 +239,14 @@ class CompiledRegion:
             regs.set(k, v)
         for k, by_layer in lengths.items():
             regs.set(k, commits[k].with_lengths(by_layer))
+
+
+def new_array(shape: list[int], dtype: Any) -> np.ndarray:
+    """An array with arbitrary contents; MemoryError also for sizes that no machine has."""
+    try:
+        return np.empty(shape, dtype)
+    except (ValueError, OverflowError) as error:
+        raise MemoryError(str(error)) from None
 
 
 def stored_shape(t: TensorType, syms: dict[Sym, int]) -> list[int]:

@@ -163,5 +163,5 @@ def eliminate_dead(f: Function) -> None:
             used.update(s for d in (v if isinstance(v, tuple) else (v,)) if isinstance(d, (Sym, DimExpr)) for s in dim_syms(d))
     f.syms = {s: where for s, where in f.syms.items() if s in used}
     needed = {key for key, _ in f.syms.values()}
-    for key in [k for k, n in f.inputs.items() if n not in live and k not in needed]:
+    for key in [k for k, n in f.inputs.items() if n not in live and k not in needed and k not in f.read]:
         del f.inputs[key]

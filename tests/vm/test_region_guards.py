@@ -1,0 +1,82 @@
+"""Programs whose registers change kind, or share a state, around compiled regions: same outcome on every executor."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from m3jit.errors import Trap
+from m3jit.frontend import assemble
+from m3jit.vm.streams import CallbackSink
+from m3jit.vm.vm import VM
+
+KIND_CHANGES = """
+    LOADI rA, 7
+    LOADI rC, 5
+    LOADI rN, 2
+top:
+    AND rA, rC, rA          ; traps in the second round, although its result is overwritten
+    RNG_NORMAL rA
+    COMPARE rN, 0
+    IF_GREATER top
+    HALT
+"""
+COPIED_HANDLE = """
+.data
+q: .f32 [1, 4] [1.0, 2.0, 3.0, 4.0]
+k: .f32 [1, 4] [4.0, 3.0, 2.0, 1.0]
+.text
+    LOADI rQ, @q
+    LOADI rK, @k
+    ATTN rA, rQ, rQ, rQ, sA
+    MOV sB, sA
+    ATTN rB, rQ, rK, rK, sB
+    ATTN rC, rQ, rK, rK, sA
+    STREAM rA, OUTPUT TEXT LINE
+    STREAM rB, OUTPUT TEXT LINE
+    STREAM rC, OUTPUT TEXT LINE
+    HALT
+"""
+BACKENDS = ("interpreter", "cpu", "auto", "python")
+
+
+def run(text: str, backend: str) -> tuple[str, str]:
+    """What the program wrote, and how it ended."""
+    out: list[str] = []
+    vm = VM(assemble(text), backend=backend, threads=2, max_steps=10_000)
+    vm.sinks["OUTPUT"] = CallbackSink("output", lambda b: out.append(b if isinstance(b, str) else bytes(b).decode()))
+    try:
+        vm.run()
+    except Trap as e:
+        return "".join(out), str(e)
+    return "".join(out), ""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_dead_instruction_still_traps_on_its_operand(backend):
+    _, end = run(KIND_CHANGES, backend)
+    assert "AND" in end and "holds a float, expected an integer" in end
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copied_handle_names_the_same_stream(backend):
+    written, end = run(COPIED_HANDLE, backend)
+    assert end == ""
+    assert (written, end) == run(COPIED_HANDLE, "interpreter")
+    rows = [np.array(eval(line)) for line in written.split("\n") if line]
+    assert rows[0].tolist() == [[1.0, 2.0, 3.0, 4.0]] and (rows[1] != rows[2]).any(), "three streams of 1, 2, 3 rows"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_unwritten_state_cannot_be_copied(backend):
+    _, end = run("    MOV sB, sA\n    HALT\n", backend)
+    assert "was never written" in end
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_stored_nan_is_canonical_in_a_stream(backend):
+    vm = VM(assemble("    ATTN rA, rX, rX, rX, sA\n    HALT\n"), backend=backend, threads=1)
+    bits = np.array([0x7FA00001, 0xFFC12345, 0x3F800000, 0], np.uint32).reshape(1, 4)
+    vm.set("rX", bits.view(np.float32))
+    vm.run()
+    keys, _ = vm.machine.state_of(vm.main, 0).rows(0)
+    assert keys.view(np.uint32).ravel().tolist() == [0x7FC00000, 0x7FC00000, 0x3F800000, 0]
