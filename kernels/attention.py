@@ -135,8 +135,10 @@ class _Attention:
     """Shared parts of the kernels; a builder with the parameters q, base[, table], `extra`, T, past, keys, window,
     scale[, softcap].  Rows of a tile are named by their number in it where a loop can do instead of copies of code."""
 
-    def __init__(self, name: str, g: Geometry, extra: str):
+    def __init__(self, name: str, g: Geometry, extra: str, ahead: bool = False):
         self.g = g
+        # K's loads ask for V, V's for the next head's K: both lie as far behind as K is long
+        self.ahead = page_bytes(g.dtype, 1, g.head_dim) // 2 if ahead else 0
         self.b = b = Builder(f"{name}_{g.name}", 64)
         self.q = b.ptr("q", "r", "f32")
         self.pages = _Pages(b, g, "r")
@@ -170,7 +172,7 @@ class _Attention:
         step = next(s for s in (4, 2, 1) if d % s == 0)
         with b.loop(0, d, step) as i:
             for u in range(step):
-                k = b.load_lanes(self.pages.type, keys, (i + u) * BLOCK)
+                k = b.load_lanes(self.pages.type, keys, (i + u) * BLOCK, ahead=self.ahead)
                 for a, q in zip(acc, queries):
                     a.set(b.fma(b.load("f32", q, i + u), k, a.get()))
         for r, a in enumerate(acc):
@@ -214,7 +216,7 @@ class _Attention:
         b, g = self.b, self.g
         mask = _chunk_mask(b, g, chunk)
         with b.loop(lo, hi) as j:
-            v = b.load_lanes(self.pages.type, values, j * g.head_dim + 64 * chunk, mask)
+            v = b.load_lanes(self.pages.type, values, j * g.head_dim + 64 * chunk, mask, ahead=self.ahead)
             for i, cell in enumerate(acc):
                 cell.set(b.fma(b.load("f32", self.table, j + BLOCK * i + first_row * BLOCK), v, cell.get()))
 
@@ -231,7 +233,7 @@ def attn_blocks(g: Geometry) -> Kernel:
     window i64, scale f32[, softcap f32].  Empty grid when T > FEW_TOKENS.
 
     Partial results of row (t, head) and block b stand at ((t heads + head) blocks + b) (head_dim + HEADER)."""
-    a = _Attention("attn_blocks", g, "partial")
+    a = _Attention("attn_blocks", g, "partial", ahead=True)
     b = a.b
     b.set_grid(b.select(a.tokens <= FEW_TOKENS, a.tokens * a.blocks * g.kv_heads, b.i64(0)))
     kv_head, rest = b.group % g.kv_heads, b.group // g.kv_heads

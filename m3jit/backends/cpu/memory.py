@@ -119,9 +119,11 @@ class Memory:
         return self._decoded(dtype, loaded, live)
 
     def prefetch(self, dtype: str, ptr: str, offset: Val, base: Val, distance: int) -> None:
-        """Ask for the cache line `distance` bytes behind an address; it may lie outside every buffer."""
-        at = self.w.op(f"getelementptr i8, ptr {self.element(dtype, ptr, offset, base)}, i64 {distance}")
-        self.w.call("void", "llvm.prefetch.p0", f"ptr {at}, i32 0, i32 3, i32 1", "ptr, i32, i32, i32")
+        """Ask for the cache lines `distance` bytes behind a vector of lanes; they may lie outside every buffer."""
+        start = self.element(dtype, ptr, offset, base)
+        for line in range(0, self.lanes.lanes * MEMORY[dtype][0], 64):
+            at = self.w.op(f"getelementptr i8, ptr {start}, i64 {distance + line}")
+            self.w.call("void", "llvm.prefetch.p0", f"ptr {at}, i32 0, i32 3, i32 1", "ptr, i32, i32, i32")
 
     def store_lanes(self, dtype: str, ptr: str, offset: Val, base: Val, value: Val, mask: Val | None) -> None:
         at, raw, size = self.element(dtype, ptr, offset, base), _RAW[dtype], MEMORY[dtype][0]
