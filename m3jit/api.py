@@ -35,10 +35,10 @@ def compile(program: Program | str | os.PathLike, inputs: Sequence[str] | None =
     """A program as a function of NumPy arrays and numbers.
 
     program: a Program, a Builder, assembly text, or the path of a `.m3asm` or `.m3b` file.  inputs, outputs: the
-    registers that are set before and read after a run (`"rX"`, `"R3"`).  entry: label or function to start at.  When the
-    program starts in a `.func`, inputs default to the parameters it reads and outputs to the parameters it writes, and
-    its RET ends the run; otherwise HALT does.  threads: at most (default: the CPUs this process may use); small work
-    runs on the calling thread.  backend: "cpu", "cpu:LEVEL" (avx512, avx2, baseline), "interpreter", "python", "numba".
+    registers that are set before and read after a run (`"rX"`, `"R3"`).  entry: label or function to start at.  When
+    the program starts in a `.func`, inputs default to the parameters it reads and outputs to the parameters it writes,
+    and its RET ends the run; otherwise HALT does.  threads: at most (default: the CPUs this process may use); small
+    work runs on the calling thread.  backend: "cpu", "cpu:LEVEL" (avx512, avx2, baseline), "interpreter", "python", "numba".
     models: a provider for programs with `.model` lines.
 
     Every call starts from unwritten registers, fresh memory and the default random stream.  Whatever the backend cannot
@@ -163,14 +163,14 @@ def _calling(program: Program, function: Symbol, names: list[tuple[str, Reg]]) -
     """The program with `CALL function; HALT` behind it as its start: how the machine runs a function alone."""
     for name, reg in names:
         if reg.bank != GPR or reg.index >= 12:
-            raise UserError(f"{program.name}: {name} is {reg}; inputs and outputs of a function are R0-R11, the registers "
-                            f"of its parameters")
+            raise UserError(f"{program.name}: {name} is {reg}; inputs and outputs of a function are R0-R11, the "
+                            f"registers of its parameters")
     top = max((r.index for _, r in names), default=-1)
     at = len(program.text)
     call, halt = BY_NAME["CALL"], BY_NAME["HALT"]
     args = {"target": function.value - at, "args": tuple(Reg(GPR, i) for i in range(top + 1))}
-    text = program.text + encode(Instruction(call, args, size=call.size)) + encode(Instruction(halt, {}, size=halt.size))
-    return replace(program, text=text, entry=at)
+    added = encode(Instruction(call, args, size=call.size)) + encode(Instruction(halt, {}, size=halt.size))
+    return replace(program, text=program.text + added, entry=at)
 
 
 def _missing(program: Program, start: int, inputs: Any, outputs: Any) -> str:

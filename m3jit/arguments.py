@@ -31,11 +31,12 @@ def register_value(value: Any, name: str) -> Tensor | int | float:
         try:
             return tensor_of(np.from_dlpack(value), name)
         except (BufferError, RuntimeError, TypeError, ValueError) as e:
-            raise UserError(f"{name}: this {type(value).__name__} cannot be read as an array in host memory: {e}") from None
+            kind = type(value).__name__
+            raise UserError(f"{name}: this {kind} cannot be read as an array in host memory: {e}") from None
     if hasattr(value, "__array_interface__") or hasattr(value, "__array__"):
         return tensor_of(np.asarray(value), name)
-    raise UserError(f"{name}: a {type(value).__name__} is no argument; give a NumPy array, an object with __dlpack__, an "
-                    f"m3jit.Tensor, or a number for a register that holds one")
+    raise UserError(f"{name}: a {type(value).__name__} is no argument; give a NumPy array, an object with __dlpack__, "
+                    f"an m3jit.Tensor, or a number for a register that holds one")
 
 
 def tensor_of(array: np.ndarray, name: str) -> Tensor:

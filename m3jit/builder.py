@@ -293,7 +293,7 @@ class Builder:
         if name in self._labels or name in self._symbols:
             raise self._error(f"{name} is already defined")
 
-    # -- the program ----------------------------------------------------------------------------------------------------
+    # -- the program -------------------------------------------------------------------------------------------------
     def build(self) -> Program:
         """The program; the builder can go on and build a longer one later."""
         return _Layout(self).program()
@@ -309,7 +309,7 @@ class Builder:
         return m3jit.compile(program, [name(v) for v in (self._inputs if inputs is None else inputs)],
                              [name(v) for v in outputs], **options)
 
-    # -- where ----------------------------------------------------------------------------------------------------------
+    # -- where -------------------------------------------------------------------------------------------------------
     def _here(self) -> tuple[str, int]:
         """File and line of the caller outside this package."""
         frame = sys._getframe(1)
@@ -375,7 +375,8 @@ class _Layout:
             self.symbol(name)
         for name in b._exported:
             if name not in self.number:
-                raise self._failed(f"export names {name}, which is not defined; {suggest(name, self.number)}".rstrip("; "))
+                hint = suggest(name, self.number)
+                raise self._failed(f"export names {name}, which is not defined" + (f"; {hint}" if hint else ""))
         symbols = [*self.symbols, *self._register_symbols()]
         symbols, relocs = sort_symbols(symbols, self.relocs)
         data = bytearray(b._data + self.pool.data)
@@ -398,7 +399,7 @@ class _Layout:
                     for v, r in scope.numbers.items() if v.name is not None]
         return out
 
-    # -- names ----------------------------------------------------------------------------------------------------------
+    # -- names -------------------------------------------------------------------------------------------------------
     def place(self, label: Label | str) -> int:
         """TEXT offset of a label."""
         i = self.index(label)

@@ -10,9 +10,9 @@ from m3jit.errors import UserError
 from m3jit.frontend.binding import HEADER, Plan, candidates, describe, key_of, plan, usage
 from m3jit.frontend.errors import suggest
 from m3jit.isa.extension_rows import ExtensionRow
-from m3jit.isa.fields import (GPR, REQUIRED, BytesField, EncodingError, EnumField, Field, FlagField, FloatOrReg, IntOrReg,
-                              LabelField, Number, PayloadReg, PrecisionField, Reg, RegField, RegList, ShapeField,
-                              SymbolField)
+from m3jit.isa.fields import (GPR, REQUIRED, BytesField, EncodingError, EnumField, Field, FlagField, FloatOrReg,
+                              IntOrReg, LabelField, Number, PayloadReg, PrecisionField, Reg, RegField, RegList,
+                              ShapeField, SymbolField)
 from m3jit.isa.table import Instruction, Op, encode
 from m3jit.isa.types import DType, Tensor, numpy_dtype
 
@@ -41,7 +41,8 @@ class Value:
         return f"<register {self.name or self.fixed or 'R?'}>"
 
     def __bool__(self) -> bool:
-        raise BuilderError("a register has no truth value while the program is built; branch with b.op.COMPARE and IF_*")
+        raise BuilderError("a register has no truth value while the program is built; branch with b.op.COMPARE and "
+                           "IF_*")
 
 
 @dataclass(eq=False)
@@ -56,7 +57,7 @@ class Label:
 
 @dataclass(eq=False)
 class Reference:
-    """Something with a name in the program's data: `b.data`, `b.string`, `b.model`, `b.tensor`, or `b.address` of one."""
+    """Something with a name: what `b.data`, `b.string`, `b.model`, `b.tensor` give, or `b.address` of such."""
     kind: str                           # "value", "address", "string"
     name: str
     addend: int = 0
@@ -184,13 +185,15 @@ def _read(f: Field, value: Any, constant: Callable[[Any], Value] | None) -> Any:
         return _word(f, value)
     if isinstance(f, ShapeField):
         items = (value,) if isinstance(value, int) and not isinstance(value, bool) else value
-        return tuple(items) if isinstance(items, (tuple, list)) and all(isinstance(d, (int, Value)) for d in items) else MISS
+        fits = isinstance(items, (tuple, list)) and all(isinstance(d, (int, Value)) for d in items)
+        return tuple(items) if fits else MISS
     if isinstance(f, RegList):
         return tuple(value) if isinstance(value, (tuple, list)) and all(isinstance(v, Value) for v in value) else MISS
     if isinstance(f, BytesField):
         return tuple(value) if isinstance(value, (tuple, list)) and all(type(v) is int for v in value) else MISS
     if isinstance(value, Value):
-        return value if isinstance(f, IntOrReg) and value.kind in (None, "float" if isinstance(f, FloatOrReg) else "int") else MISS
+        kind = "float" if isinstance(f, FloatOrReg) else "int"
+        return value if isinstance(f, IntOrReg) and value.kind in (None, kind) else MISS
     return _number(f, value)
 
 

@@ -59,8 +59,8 @@ def _share(scope: Scope, bank: int, top: int, taken: set[int], values: list[Valu
     kept = [v for v in values if v.name is not None or v.assigned != 1]
     free = [n for n in range(top - 1, -1, -1) if n not in taken]
     if len(kept) > len(free):
-        raise BuilderError(f"{len(kept) + len(taken)} registers of bank {BANK_LETTERS[bank]} have a name or are assigned "
-                           f"several times; there are {top}")
+        raise BuilderError(f"{len(kept) + len(taken)} registers of bank {BANK_LETTERS[bank]} have a name or are "
+                           f"assigned several times; there are {top}")
     for v in kept:
         scope.numbers[v] = Reg(bank, free.pop())
     active: list[tuple[int, int]] = []                             # (last use, number)
@@ -70,8 +70,8 @@ def _share(scope: Scope, bank: int, top: int, taken: set[int], values: list[Valu
             active.remove(done)
             free.append(done[1])
         if not free:
-            raise BuilderError(f"more than {top} registers of bank {BANK_LETTERS[bank]} are needed at once; keep values in "
-                               f"memory, or join them with CONCAT")
+            raise BuilderError(f"more than {top} registers of bank {BANK_LETTERS[bank]} are needed at once; keep "
+                               f"values in memory, or join them with CONCAT")
         n = free.pop()
         active.append((end, n))
         scope.numbers[v] = Reg(bank, n)

@@ -15,7 +15,6 @@ from typing import Any, Callable
 import numpy as np
 
 from m3jit import arguments
-from m3jit.errors import UserError
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import Sym, TensorType, eval_dim
 from m3jit.isa.types import BF16, Tensor
@@ -117,8 +116,8 @@ class _Writer:
         self.program, self.variant, self.region, self.syms = program, variant, variant.region, syms
         self.index = {k: i for i, k in enumerate(program._in_keys)}
         self.tensor = [isinstance(t, TensorType) for t in variant.types]
-        self.env: dict[str, Any] = {"slot": _slot, "empty": np.empty, "plain": arguments.plain, "Tensor": Tensor, "over": over,
-                                    "interpret": self._interpret, "take": self._take}
+        self.env: dict[str, Any] = {"slot": _slot, "empty": np.empty, "plain": arguments.plain, "Tensor": Tensor,
+                                    "over": over, "interpret": self._interpret, "take": self._take}
         self.given = self._given()
         self.call: Any = None
 
@@ -233,7 +232,8 @@ class _Writer:
         for number in self.variant.done:
             values = [self._value(i, number, args) for i in range(len(self.program._out_keys))]
             result = values[0] if len(values) == 1 else f"({', '.join(values)})"
-            out += [f"if n == {number}:", f"    if out is None: return {result}", f"    return finish(out, ({', '.join(values)},))"]
+            out += [f"if n == {number}:", f"    if out is None: return {result}",
+                    f"    return finish(out, ({', '.join(values)},))"]
         self.env["finish"] = self._finish
         return out + [f"return interpret(({''.join(a + ', ' for a in args)}), out)"]
 

@@ -1,10 +1,10 @@
 """`CompiledProgram`: a program as a Python function, with one native region per set of argument types.
 
-How a call goes: the generated `fast` function (m3jit.call_code) looks up the arguments' dtypes and shapes; what it finds
-has a frame with all dimensions filled in, so only pointers and numbers are stored before the region is entered.  A
-first call with new dimensions binds a frame; one with new types compiles a region.  What does not compile, and a region
-that leaves before the program's end (it is about to trap, or meets an instruction of the slow path), runs from the start
-on the interpreter, which gives the same bytes and the exact error.
+How a call goes: the generated `fast` function (m3jit.call_code) looks up the arguments' dtypes and shapes; what it
+finds has a frame with all dimensions filled in, so only pointers and numbers are stored before the region is entered.
+A first call with new dimensions binds a frame; one with new types compiles a region.  What does not compile, and a
+region that leaves before the program's end (it is about to trap, or meets an instruction of the slow path), runs from
+the start on the interpreter, which gives the same bytes and the exact error.
 """
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ class Call:
 class CompiledProgram:
     """A program as a function; made by `m3jit.compile`.
 
-    f(*arrays_and_numbers, out=None): arguments in the order of `inputs`, or by register name; gives the value of the one
-    output, or a tuple.  out: an array, or a sequence with one array (or None) for each output, that takes the results.
-    Outputs are the caller's own; BF16 and block-quantised ones come as `m3jit.Tensor`.  May be called from any number of
-    threads at once; native code runs without the interpreter lock."""
+    f(*arrays_and_numbers, out=None): arguments in the order of `inputs`, or by register name; gives the value of the
+    one output, or a tuple.  out: an array, or a sequence with one array (or None) for each output, that takes the
+    results.  Outputs are the caller's own; BF16 and block-quantised ones come as `m3jit.Tensor`.  May be called from
+    any number of threads at once; native code runs without the interpreter lock."""
 
     def __init__(self, program: Any, interface: Interface, *, threads: int | None, backend: str, models: Any = None):
         self.program, self.backend, self.models = program, backend, models
@@ -153,8 +153,8 @@ class CompiledProgram:
         unknown = [n for n in named if n not in rest]
         missing = [n for n in rest if n not in named]
         if len(args) > len(self.inputs) or unknown or missing:
-            problem = f"{', '.join(unknown)} not expected" if unknown else f"{', '.join(missing)} not given" if missing \
-                else f"{len(args)} arguments"
+            problem = f"{', '.join(unknown)} not expected" if unknown else \
+                f"{', '.join(missing)} not given" if missing else f"{len(args)} arguments"
             raise UserError(f"{self.program.name}: takes {', '.join(self.inputs) or 'no arguments'}; {problem}")
         return (*args, *(named[n] for n in rest))
 
@@ -193,7 +193,7 @@ class CompiledProgram:
             table = self._table(kinds)
             if key in table:
                 return table[key]
-            found, why = self._variant(values) if self._compiler is not None else (None, "the interpreter was asked for")
+            found, why = self._variant(values)
             call = self._interpreted(values, why) if found is None else self._native(*found)
             self._calls[kinds, key] = call
             table[key] = call.run
@@ -225,6 +225,8 @@ class CompiledProgram:
     # -- compiling --------------------------------------------------------------------------------------------------
     def _variant(self, values: list[Any]) -> tuple[tuple[Variant, dict[Sym, int]] | None, str]:
         """A variant that fits, with its symbols' values; or why there is none."""
+        if self._compiler is None:
+            return None, "the interpreter was asked for"
         regs = Registers(dict(zip(self._in_keys, values)), self._view)
         types = tuple(type_of_value(k, v) for k, v in zip(self._in_keys, values))
         for variant in self._variants.get(types, ()):
@@ -275,7 +277,8 @@ class CompiledProgram:
         f, why = self._lift(types, actual)
         if f is None:
             return None, why
-        work = [n.type.nbytes() for n in (*f.nodes(), *f.inputs.values()) if n.is_tensor and n.op not in ("imm", "reshape")]
+        work = [n.type.nbytes() for n in (*f.nodes(), *f.inputs.values())
+                if n.is_tensor and n.op not in ("imm", "reshape")]
         loop = any(b.poll for b in f.blocks)
         with self._compiler.lock:
             region, native = self._compiler.compile(f, "program")

@@ -19,10 +19,10 @@ def extension(*, number: int, name: str | None = None, version: tuple[int, int] 
               state: bool = False, replace: bool = False) -> Callable[[F], F]:
     """Declare a function as extension opcode `number` (0..255) of this process; the assembler then knows `name`.
 
-    Parameters without a default are source registers: NumPy arrays (read-only) or numbers.  A default of None makes the
-    register optional.  Parameters with a number, a bool or a word (annotated `Literal["A", "B"]`) as default are options,
-    written `KEY=value` (flags bare) and kept in the frame.  The function returns the destinations' values: one, a tuple
-    of `outputs`, or None for outputs=0; arrays of float64 become F32.
+    Parameters without a default are source registers: NumPy arrays (read-only) or numbers.  A default of None makes
+    the register optional.  Parameters with a number, a bool or a word (annotated `Literal["A", "B"]`) as default are
+    options, written `KEY=value` (flags bare) and kept in the frame.  The function returns the destinations' values:
+    one, a tuple of `outputs`, or None for outputs=0; arrays of float64 become F32.
 
         @m3jit.extension(name="CLAMP", number=17)
         def clamp(x, *, limit: float = 1.0):
@@ -30,10 +30,10 @@ def extension(*, number: int, name: str | None = None, version: tuple[int, int] 
 
     state=True: the first parameter is what the context holds for this extension (None at first), and the function
     returns (values, new state).  The state is a root value: FORK, ABORT and RESTORE carry it, so it must not be changed
-    in place.  A program asks for the same major and at least its minor version; `OPTIONAL` in the assembly lets machines
-    without the extension skip it.  The same arguments must always give the same bytes: replays and rollbacks rely on it.
-    replace: take over a name or number already declared (notebooks).  UserError: a declaration that cannot be encoded,
-    or that is taken."""
+    in place.  A program asks for the same major and at least its minor version; `OPTIONAL` in the assembly lets
+    machines without the extension skip it.  The same arguments must always give the same bytes: replays and rollbacks
+    rely on it.  replace: take over a name or number already declared (notebooks).  UserError: a declaration that cannot
+    be encoded, or that is taken."""
     def declare(function: F) -> F:
         mnemonic = (name or getattr(function, "__name__", "")).upper()
         if not MNEMONIC.match(mnemonic):

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from m3jit.ir.plan import FrameWord
-from m3jit.ir.tensor import F64T, Dim, DimExpr, Sym, TensorType, Type
+from m3jit.ir.tensor import F64T, Dim, Sym, TensorType, Type
 from m3jit.native_function import DONE, LEFT, NO_MEMORY, UNFIT, has_length
 from m3jit.vm.native import ALIGN, NO_BUDGET
 
@@ -31,7 +31,8 @@ class Entry:
     def text(self, variants: list[Any]) -> str:
         """The module."""
         parts = ["declare ptr @malloc(i64)", "declare void @free(ptr)", "@m3_stop_word = internal global i32 0",
-                 "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)", "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"]
+                 "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
+                 "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"]
         for i, v in enumerate(variants):
             parts += [f"declare void @m3_region{i}(ptr, ptr)", _Try(self, v, i).text()]
             self.imports[f"m3_region{i}"] = v.native.address
@@ -176,7 +177,7 @@ class _Try:
         self.heap = not (total.isdecimal() and int(total) <= STACK_BYTES)
         if self.heap:
             self.do(f"%memory = call ptr @malloc(i64 {self.value(f'add i64 {total}, {ALIGN}')})")
-            self.do(f"%none = icmp eq ptr %memory, null")
+            self.do("%none = icmp eq ptr %memory, null")
             self.lines += ["  br i1 %none, label %nomem, label %have", "nomem:", f"  ret i64 {NO_MEMORY}", "have:"]
             up = self.value(f"add i64 {self.address('%memory')}, {ALIGN - 1}")
             base = self.value(f"and i64 {up}, {-ALIGN}")
@@ -204,7 +205,8 @@ class _Try:
         small = self.value(f"icmp slt i64 {work}, {SMALL_BYTES}")
         threads = self.value(f"select i1 {small}, i64 1, i64 {self.entry.threads}")
         pool = self.program._compiler.engine._pool(self.entry.threads).address
-        for i, v in enumerate((str(pool), f"ptrtoint (ptr @m3_region{self.number} to i64)", self.address("%frame"), threads)):
+        region = f"ptrtoint (ptr @m3_region{self.number} to i64)"
+        for i, v in enumerate((str(pool), region, self.address("%frame"), threads)):
             self.do(f"store i64 {v}, ptr {self.value(f'getelementptr i64, ptr %call, i64 {i}')}, align 8")
         self.do("%exit = call i64 @m3_call(ptr %call)")
 

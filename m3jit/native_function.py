@@ -8,9 +8,9 @@ Signature, arguments in the order of the program's inputs, then of its outputs::
               void *rZ, int64_t *rN, double *rF) outputs: tensors into memory of the caller, numbers through pointers
 
 Tensors are C-contiguous, elements aligned to their size; outputs overlap neither inputs nor each other.  It returns
-0 done; 1 the program left compiled code (it would trap, or needs the machine: call it through Python); 2 dimensions that
-do not fit; 3 out of memory.  Unless it is 0, outputs hold nothing of meaning.  Any thread may call it, no interpreter
-lock is needed, and the bytes are those of every other way to run the program.
+0 done; 1 the program left compiled code (it would trap, or needs the machine: call it through Python); 2 dimensions
+that do not fit; 3 out of memory.  Unless it is 0, outputs hold nothing of meaning.  Any thread may call it, no
+interpreter lock is needed, and the bytes are those of every other way to run the program.
 """
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from m3jit.isa.types import BF16, DTYPES, F16
 from m3jit.vm.native import name_of, type_of_value
 
 DONE, LEFT, UNFIT, NO_MEMORY = range(4)
-MEANING = {LEFT: "the program left compiled code: it would trap, or needs the machine; call it through Python to see why",
+MEANING = {LEFT: "the program left compiled code: it would trap, or needs the machine; call it through Python to see "
+                 "why",
            UNFIT: "dimensions that the function was not made for", NO_MEMORY: "out of memory"}
 MOST_LETTERS = 2                          # variants for dimensions of 0 and 1 are made for so many distinct symbols
 _SPEC = re.compile(r"([a-z][a-z0-9_]*)\s*(?:\[(.*)\])?\Z", re.I)
@@ -84,7 +85,8 @@ def parse_type(spec: Any, key: Any, name: str, sizes: dict[str, int]) -> tuple[T
         return (I64T if m[1].lower() == "i64" else F64T), 0
     dtype = DTYPES.get(m[1].upper()) if m else None
     if dtype is None or m is None or m[2] is None:
-        raise UserError(f"{name}: {spec!r} is no type; write i64, f64, or a dtype with dimensions: f32[n, 64], f32[3], f32[]")
+        raise UserError(f"{name}: {spec!r} is no type; write i64, f64, or a dtype with dimensions: f32[n, 64], f32[3], "
+                        f"f32[]")
     shape: list[Dim] = []
     example = 0
     for i, d in enumerate(p.strip() for p in m[2].split(",") if p.strip()):
@@ -101,7 +103,7 @@ def parse_type(spec: Any, key: Any, name: str, sizes: dict[str, int]) -> tuple[T
 
 
 def make(program: Any, types: tuple, threads: int | None) -> NativeFunction:
-    """The C function of a compiled program for arguments of these types.  UnsupportedError when it has no native form."""
+    """The C function of a compiled program for arguments of these types; UnsupportedError when there is none."""
     from m3jit.native_entry import Entry
     if program._compiler is None or not program.backend.startswith("cpu"):
         raise UnsupportedError(f"backend {program.backend} makes no native functions; compile with backend=\"cpu\"")
@@ -118,7 +120,8 @@ def make(program: Any, types: tuple, threads: int | None) -> NativeFunction:
     outputs = _output_types(program, main)
     entry = Entry(program, inputs, outputs, threads or program.threads)
     unit = program._compiler.engine.function(entry.text(variants), entry.symbol, entry.imports)
-    return NativeFunction(unit.address, prototype_text(program, inputs, outputs), inputs, outputs, (unit, variants, program))
+    text = prototype_text(program, inputs, outputs)
+    return NativeFunction(unit.address, text, inputs, outputs, (unit, variants, program))
 
 
 def _variant(program: Any, types: tuple[Type, ...], examples: list[int]) -> tuple[Any, str]:
@@ -177,7 +180,7 @@ def prototype_text(program: Any, inputs: dict[str, Type], outputs: dict[str, Typ
     return f"int64_t program({', '.join(args)})"
 
 
-# -- numba --------------------------------------------------------------------------------------------------------------
+# -- numba -----------------------------------------------------------------------------------------------------------
 
 def numba_function(native: NativeFunction) -> Callable[..., Any]:
     """An njit function over arrays and numbers that calls the native one and returns its outputs.

@@ -96,7 +96,8 @@ def make_row(name: str, number: int, version: tuple[int, int], outputs: int, sou
     if any(not 0 <= v <= 0xFFFF for v in version):
         raise ValueError(f"version {version}: two numbers from 0 to 65535")
     if not 0 <= outputs <= MAX_OPERANDS or len(sources) > MAX_OPERANDS:
-        raise ValueError(f"at most {MAX_OPERANDS} outputs and {MAX_OPERANDS} registers, got {outputs} and {len(sources)}")
+        raise ValueError(f"at most {MAX_OPERANDS} outputs and {MAX_OPERANDS} registers, got {outputs} and "
+                         f"{len(sources)}")
     dests = tuple(RegField(slot=i, dest=True, banks=(GPR,), kinds=("any",), name="rd" if i == 0 else f"rd{i}")
                   for i in range(outputs))
     srcs = tuple(RegField(slot=outputs + i, banks=(GPR,), kinds=("any",), name=n, default=None if absent else REQUIRED)

@@ -41,7 +41,8 @@ def differences(p: Program, want: list[tuple], got: list[tuple], outputs: list[I
             item = outputs[i]
             place = p.items.index(item) - len(p.inputs)
             near = p.opcodes[max(0, place - 2):place + 1]
-            return f"output {i} ({item.dtype} {item.shape}, near {near}): {a[:3]} against {b[:3]}\n{_some(a)}\n{_some(b)}"
+            what = f"output {i} ({item.dtype} {item.shape}, near {near})"
+            return f"{what}: {a[:3]} against {b[:3]}\n{_some(a)}\n{_some(b)}"
     return ""
 
 

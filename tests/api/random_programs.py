@@ -96,7 +96,8 @@ class Generator:
             return None
         return found[-1] if self.rng.random() < 0.35 else self.rng.choice(found)
 
-    def tensor(self, dtypes: tuple[DType, ...] = T.PLAIN, rank: tuple[int, int] = (0, 5), empty: bool = True) -> Item | None:
+    def tensor(self, dtypes: tuple[DType, ...] = T.PLAIN, rank: tuple[int, int] = (0, 5),
+               empty: bool = True) -> Item | None:
         return self.pick(lambda i: i.kind == "tensor" and i.dtype in dtypes and rank[0] <= i.rank <= rank[1] and
                          (empty or math.prod(i.shape) > 0))
 
@@ -116,7 +117,8 @@ class Generator:
             if math.prod(s) <= MAX_ELEMENTS:
                 return s
 
-    def add(self, name: str, value: Value, dtype: DType | None, shape: tuple[int, ...] | None, kind: str = "tensor") -> Item:
+    def add(self, name: str, value: Value, dtype: DType | None, shape: tuple[int, ...] | None,
+            kind: str = "tensor") -> Item:
         item = Item(value, dtype, None if shape is None else tuple(shape), kind)
         self.p.items.append(item)
         self.p.opcodes.append(name)
@@ -162,7 +164,8 @@ class Generator:
         b = self.pick(fits)
         dtype = a.dtype if a.dtype is b.dtype else T.F32
         x, y = (a, b) if self.rng.random() < 0.5 else (b, a)
-        return self.emit(self.rng.choice(("ADD", "MUL")), dtype, np.broadcast_shapes(a.shape, b.shape), x.value, y.value)
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        return self.emit(self.rng.choice(("ADD", "MUL")), dtype, shape, x.value, y.value)
 
     def clip(self) -> bool:
         x = self.floats()
@@ -237,7 +240,7 @@ class Generator:
         return self._with_indices("TOPK", x, shape, k, axis=axis, smallest=self.rng.random() < 0.3,
                                   unsorted=self.rng.random() < 0.3)
 
-    # -- moves ----------------------------------------------------------------------------------------------------------
+    # -- moves -------------------------------------------------------------------------------------------------------
     def reshape(self) -> bool:
         x = self.tensor()
         if x is None:
@@ -246,7 +249,8 @@ class Generator:
         cuts = [d for d in range(1, n + 1) if n % d == 0] or [1]
         d = self.rng.choice(cuts)
         shape = self.rng.choice(((n,), (d, n // d), (1, n), (n, 1))) if n else (0, 3)
-        given = tuple(-1 if i == 0 and self.rng.random() < 0.4 and 0 not in shape[1:] else v for i, v in enumerate(shape))
+        inferred = self.rng.random() < 0.4 and 0 not in shape[1:]
+        given = (-1, *shape[1:]) if inferred else shape
         return self.emit("RESHAPE", x.dtype, shape, x.value, given)
 
     def slice(self) -> bool:
@@ -282,7 +286,8 @@ class Generator:
         parts = [x, *(self.pick(fits) for _ in range(self.rng.randint(1, 3)))]
         total = sum(p.shape[axis] for p in parts)
         shape = tuple(total if i == axis else d for i, d in enumerate(x.shape))
-        return math.prod(shape) <= MAX_ELEMENTS and self.emit("CONCAT", x.dtype, shape, *(p.value for p in parts), axis=axis)
+        return math.prod(shape) <= MAX_ELEMENTS and self.emit("CONCAT", x.dtype, shape, *(p.value for p in parts),
+                                                              axis=axis)
 
     def broadcast(self) -> bool:
         x = self.tensor(rank=(0, 4))
@@ -291,7 +296,8 @@ class Generator:
         shape = tuple(self.rng.choice(SIZES[:6]) if d == 1 else d for d in x.shape)
         if len(shape) < 4 and self.rng.random() < 0.5:
             shape = (self.rng.choice(SIZES[:5]), *shape)
-        return bool(shape) and math.prod(shape) <= MAX_ELEMENTS and self.emit("BROADCAST", x.dtype, shape, x.value, shape)
+        fits = bool(shape) and math.prod(shape) <= MAX_ELEMENTS
+        return fits and self.emit("BROADCAST", x.dtype, shape, x.value, shape)
 
     def pad(self) -> bool:
         x = self.tensor(rank=(1, 4))
@@ -343,7 +349,7 @@ class Generator:
         return self.emit("GATHER", acc.dtype, acc.shape, table, self.index(acc.shape[axis], (n,)), acc.value, axis=axis,
                          mode=self.rng.choice(("SCATTER_ADD", "SCATTER_MAX")))
 
-    # -- making and converting ------------------------------------------------------------------------------------------
+    # -- making and converting ---------------------------------------------------------------------------------------
     def cast(self) -> bool:
         x = self.tensor()
         dtype = self.rng.choice((*FLOATS, *INTS, T.BOOL))
@@ -365,7 +371,7 @@ class Generator:
         fill = self.rng.choice((0.0, 1.0) if dtype.kind != "float" else (0.0, 1.0, -0.5))
         return self.emit("TENSOR", dtype, shape, shape, dtype, fill=fill)
 
-    # -- models ---------------------------------------------------------------------------------------------------------
+    # -- models ------------------------------------------------------------------------------------------------------
     def norm(self) -> bool:
         mode = self.rng.choice(("RMS", "LAYER", "BATCH"))
         x = self.floats(rank=(2 if mode == "BATCH" else 1, 4), empty=False)
@@ -400,14 +406,15 @@ class Generator:
         return self.p.builder.const(EagerXp().quantize(x, T.DTYPES[self.rng.choice(("Q8_0", "Q4_0", "Q4_1"))]))
 
     def ffn(self) -> bool:
-        x = self.pick(lambda i: i.kind == "tensor" and i.dtype is T.F32 and 1 <= i.rank <= 2 and 0 < i.shape[-1] <= 100 and
-                      math.prod(i.shape) > 0)
+        x = self.pick(lambda i: i.kind == "tensor" and i.dtype is T.F32 and 1 <= i.rank <= 2 and
+                      0 < i.shape[-1] <= 100 and math.prod(i.shape) > 0)
         if x is None:
             return False
         d, h, o = x.shape[-1], self.rng.choice((3, 32)), self.rng.choice((2, 17))
         gate = [self.weight(T.F32, (d, h))] if self.rng.random() < 0.6 else []
-        return self.emit("FFN", T.F32, (*x.shape[:-1], o), x.value, self.weight(T.F32, (d, h)), self.weight(T.F32, (h, o)),
-                         *gate, act=self.rng.choice(("SILU", "GELU", "GELU_TANH", "RELU", "RELU2")))
+        return self.emit("FFN", T.F32, (*x.shape[:-1], o), x.value, self.weight(T.F32, (d, h)),
+                         self.weight(T.F32, (h, o)), *gate,
+                         act=self.rng.choice(("SILU", "GELU", "GELU_TANH", "RELU", "RELU2")))
 
     def embed(self) -> bool:
         rows, cols, n = self.rng.choice((3, 50)), self.rng.choice((1, 32, 65)), self.rng.choice((1, 2, 7))
@@ -415,8 +422,8 @@ class Generator:
         return self.emit("EMBED", T.F32, (n, cols), self.index(rows, (n,)), table)
 
     def rope(self) -> bool:
-        x = self.pick(lambda i: i.kind == "tensor" and i.dtype in T.FLOATS and 1 <= i.rank <= 3 and i.shape[-1] % 2 == 0 and
-                      math.prod(i.shape) > 0)
+        x = self.pick(lambda i: i.kind == "tensor" and i.dtype in T.FLOATS and 1 <= i.rank <= 3 and
+                      i.shape[-1] % 2 == 0 and math.prod(i.shape) > 0)
         if x is None:
             return False
         pos = self.pick(lambda i: i.kind == "int" and i in self.p.inputs)
@@ -446,9 +453,10 @@ class Generator:
         w = self.weight(T.F32, (2 * groups, 2, *([3] * len(size))))
         stride, pad, dilation = self.rng.choice((1, 2)), self.rng.choice((0, 1)), self.rng.choice((1, 2))
         out = tuple((s + 2 * pad - dilation * 2 - 1) // stride + 1 for s in size)
-        return self.emit("CONV", T.F32, (n, 2 * groups, *out), x, w, stride=stride, pad=pad, dilation=dilation, groups=groups)
+        return self.emit("CONV", T.F32, (n, 2 * groups, *out), x, w, stride=stride, pad=pad, dilation=dilation,
+                         groups=groups)
 
-    # -- numbers --------------------------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------------------------
     def dim(self) -> bool:
         x = self.tensor(rank=(1, 5))
         return x is not None and self.emit("DIM", None, None, x.value, self.axis_of(x), kind="int")
@@ -463,7 +471,8 @@ class Generator:
         a, b = self.pick(lambda i: i.kind == kind), self.pick(lambda i: i.kind == kind)
         if a is None:
             return False
-        name = self.rng.choice(("ADDS", "SUB", "MULS", "MIN", "MAX") + (("AND", "XOR", "SHL", "SAR") if kind == "int" else ()))
+        integer = ("AND", "XOR", "SHL", "SAR") if kind == "int" else ()
+        name = self.rng.choice(("ADDS", "SUB", "MULS", "MIN", "MAX") + integer)
         return self.emit(name, None, None, a.value, b.value, kind=kind)
 
     def digest(self) -> bool:
@@ -479,7 +488,7 @@ class Generator:
         temp = self.rng.choice((0.0, 0.8)) if self.mixed else 0.0
         return self.emit("SAMPLE", None, None, logits, temp=temp, topk=self.rng.choice((0, 5)), kind="int")
 
-    # -- whole programs -------------------------------------------------------------------------------------------------
+    # -- whole programs ----------------------------------------------------------------------------------------------
     def run(self, length: int, only: set[str] | None = None) -> Program:
         """A program of at least `length` instructions that compute values."""
         rng = self.rng
@@ -496,6 +505,7 @@ class Generator:
         return self.p
 
 
-def generate(seed: int, length: int = 30, zero: bool = False, mixed: bool = False, only: set[str] | None = None) -> Program:
+def generate(seed: int, length: int = 30, zero: bool = False, mixed: bool = False,
+             only: set[str] | None = None) -> Program:
     """The program of a seed."""
     return Generator(seed, zero, mixed).run(length, only)

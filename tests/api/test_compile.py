@@ -179,7 +179,7 @@ def test_kinds_of_numbers_may_change_from_call_to_call():
         assert f(2 ** 63 - 1, 1) == -2 ** 63
 
 
-# -- out= ---------------------------------------------------------------------------------------------------------------
+# -- out= ------------------------------------------------------------------------------------------------------------
 
 def test_preallocated_outputs():
     f = m3jit.compile("EXP rA, rX\nDIM rN, rX, 0\nADD rB, rA, rX\nHALT", ["rX"], ["rA", "rN", "rB"])
@@ -224,7 +224,7 @@ def test_wrong_outputs():
         f(x, out=np.empty(5, np.float32))
 
 
-# -- names and entries ----------------------------------------------------------------------------------------------------
+# -- names and entries -----------------------------------------------------------------------------------------------
 
 FUNCTIONS = """
     JUMP main
@@ -268,7 +268,7 @@ def test_labels_and_registers_by_number():
 
 
 def test_unknown_names_are_explained():
-    with pytest.raises(m3jit.UserError, match=r"give inputs=\[...\] and outputs=\[...\]; the program reads rX, rY before"):
+    with pytest.raises(m3jit.UserError, match=r"give inputs=\[...\] and outputs=\[...\]; the program reads rX, rY"):
         m3jit.compile(CHAIN)
     with pytest.raises(m3jit.UserError, match="entry= one of its functions scale, twice"):
         m3jit.compile(FUNCTIONS)
@@ -296,7 +296,8 @@ def test_programs_from_files(tmp_path):
     (tmp_path / "a.m3b").write_bytes(program.to_bytes())
     x = noise(7)
     want = m3jit.compile(program, ["rX", "rY"], ["rZ"])(x, x)
-    for source in (str(tmp_path / "a.m3asm"), tmp_path / "a.m3b", program.to_bytes(), m3jit.load(str(tmp_path / "a.m3b"))):
+    loaded = m3jit.load(str(tmp_path / "a.m3b"))
+    for source in (str(tmp_path / "a.m3asm"), tmp_path / "a.m3b", program.to_bytes(), loaded):
         assert exact(m3jit.compile(source, ["rX", "rY"], ["rZ"])(x, x)) == exact(want)
     with pytest.raises(OSError):
         m3jit.compile(str(tmp_path / "none.m3b"), ["rX"], ["rZ"])
@@ -305,7 +306,7 @@ def test_programs_from_files(tmp_path):
         m3jit.load(tmp_path / "bad.m3b")
 
 
-# -- variants and fallbacks -------------------------------------------------------------------------------------------------
+# -- variants and fallbacks ------------------------------------------------------------------------------------------
 
 def test_variants_are_shared_by_lengths_and_bounded(monkeypatch):
     monkeypatch.setattr(compiled, "MAX_VARIANTS", 3)
@@ -373,7 +374,7 @@ def test_other_backends(backend):
     both(CHAIN, ["rX", "rY"], ["rZ"], x, x, backend=backend)
 
 
-# -- threads ----------------------------------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------------------------
 
 def test_many_threads_at_once(monkeypatch):
     monkeypatch.setattr(compiled, "MAX_CALLS", 4)              # frames come and go meanwhile

@@ -27,7 +27,8 @@ def test_import_loads_no_code_generator():
 
 
 @pytest.mark.parametrize("use", [
-    "m3jit.assemble('HALT')", "m3jit.VM(m3jit.assemble('HALT'), backend='interpreter').run()", "m3jit.Builder().build()",
+    "m3jit.assemble('HALT')", "m3jit.VM(m3jit.assemble('HALT'), backend='interpreter').run()",
+    "m3jit.Builder().build()",
     "m3jit.VM(m3jit.assemble('HALT')).run()", "m3jit.disassemble(m3jit.assemble('NOP'))", "m3jit.extension"])
 def test_what_needs_no_code_generator_loads_none(use):
     assert fresh(f"import m3jit, sys\n{use}\nprint([m for m in {HEAVY!r} if m in sys.modules])").strip() == "[]"

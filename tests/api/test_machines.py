@@ -60,7 +60,8 @@ def test_many_machines_at_once_on_compiled_code(expected):
 
 def test_one_machine_from_several_threads():
     """While one thread runs compiled code, others read and write registers, take snapshots and push input."""
-    vm = started("LOADI rN, 0\nloop: MUL rY, rX, rX\nTANH rX, rY\nADD rN, rN, 1\nCOMPARE rStop, 1\nIF_NOT_EQUAL loop\nHALT")
+    vm = started("LOADI rN, 0\nloop: MUL rY, rX, rX\nTANH rX, rY\nADD rN, rN, 1\nCOMPARE rStop, 1\n"
+                 "IF_NOT_EQUAL loop\nHALT")
     vm.set("rStop", 0)
     errors: list = []
 
@@ -91,7 +92,8 @@ def test_one_machine_from_several_threads():
 
 
 def test_input_pushed_by_one_thread_output_read_by_another():
-    source = "loop: SENSE rX, rLeft, USER_INPUT\nCOMPARE rLeft, 0\nIF_LESS out\nADD rY, rX, rX\nSTREAM rY\nJUMP loop\nout: HALT"
+    source = "loop: SENSE rX, rLeft, USER_INPUT\nCOMPARE rLeft, 0\nIF_LESS out\nADD rY, rX, rX\nSTREAM rY\n" \
+             "JUMP loop\nout: HALT"
     vm = VM(m3jit.assemble(source), backend="cpu", wait_input=True)
     got: list = []
 

@@ -58,8 +58,9 @@ def call(native, *args):
 def test_through_ctypes(threads):
     f = m3jit.compile(SOURCE, *NAMES)
     native = f.native(*TYPES, threads=threads)
-    assert native.signature == ("int64_t program(const void *rX, int64_t rX_n, const void *rY, int64_t rY_n, double rS, "
-                                "int64_t rK, void *rB_out, int64_t *rN_out, void *rC_out, double *rF_out, double *rS_out)")
+    assert native.signature == (
+        "int64_t program(const void *rX, int64_t rX_n, const void *rY, int64_t rY_n, double rS, int64_t rK, "
+        "void *rB_out, int64_t *rN_out, void *rC_out, double *rF_out, double *rS_out)")
     for n in (2, 3, 1, 50, 20_000):
         x, y = noise(n, 4), noise(n, 4, seed=1)
         code, got = call(native, x, y, 1.5, 10)
@@ -182,7 +183,8 @@ def test_from_c(tmp_path):
     library = tmp_path / "user.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, tmp_path / "user.c"], check=True, timeout=60)
     use = ctypes.CDLL(str(library)).use
-    use.restype, use.argtypes = ctypes.c_int64, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int]
+    pointer = ctypes.c_void_p
+    use.restype, use.argtypes = ctypes.c_int64, [pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int]
     f = m3jit.compile("ADD rZ, rX, rS\nHALT", ["rX", "rS"], ["rZ"])
     native = f.native("f32[n]", "f64")
     x, z = noise(100), np.empty(100, np.float32)

@@ -12,8 +12,8 @@ import pytest
 from m3jit import VM, M3Error, Tensor
 from m3jit.ir.eager import EagerXp
 from m3jit.isa import types as T
-from m3jit.isa.fields import (GPR, REQUIRED, STATE, BytesField, EnumField, Field, FlagField, FloatOrReg, Hidden, IntOrReg,
-                              Number, PayloadReg, PrecisionField, Reg, RegField, RegList, ShapeField)
+from m3jit.isa.fields import (GPR, REQUIRED, STATE, BytesField, EnumField, Field, FlagField, FloatOrReg, Hidden,
+                              IntOrReg, Number, PayloadReg, PrecisionField, Reg, RegField, RegList, ShapeField)
 from m3jit.isa.table import BY_NAME, OPS, Instruction, load_table
 from tests.api.outcomes import exact
 from tests.api.random_programs import array
@@ -36,7 +36,8 @@ def value(rng: random.Random) -> Any:
         return rng.choice((0.0, 1.5, -2.0, float("nan")))
     shape = rng.choice(SHAPES)
     if roll < 0.34 and shape and shape[-1] % 32 == 0 and 0 not in shape:
-        return EagerXp().quantize(Tensor.of(array(rng, T.F32, shape, 0.0)), T.DTYPES[rng.choice(("Q8_0", "Q4_0", "Q5_1"))])
+        x = Tensor.of(array(rng, T.F32, shape, 0.0))
+        return EagerXp().quantize(x, T.DTYPES[rng.choice(("Q8_0", "Q4_0", "Q5_1"))])
     dtype = rng.choice((T.F32, T.F32, T.F32, T.F16, T.BF16, T.I64, T.I32, T.U8, T.BOOL))
     a = array(rng, dtype, shape)
     return a if isinstance(a, Tensor) else Tensor.of(a)
@@ -73,7 +74,8 @@ def instruction(row: Any, rng: random.Random) -> Instruction:
         if isinstance(f, (RegField, PayloadReg)):
             bank = f.banks[0] if isinstance(f, RegField) else f.bank
             absent = f.default is not REQUIRED and rng.random() < 0.4
-            n = rng.randrange(7, 10) if f.dest and not f.both else rng.randrange(2) if bank == STATE else rng.randrange(1, 6)
+            n = rng.randrange(7, 10) if f.dest and not f.both else rng.randrange(2) if bank == STATE else \
+                rng.randrange(1, 6)
             args[f.name] = None if absent else Reg(bank, n)
         else:
             args[f.name] = option(f, rng, row.sample)
