@@ -6,6 +6,28 @@ traceback helps.  `InternalError`: m3jit is at fault; the message asks for a rep
 from __future__ import annotations
 
 
+LONGEST_WORD, LONGEST_TEXT = 100, 1000                 # characters of what a message quotes
+
+
+def brief(text: str, word: int = LONGEST_WORD, whole: int | None = LONGEST_TEXT) -> str:
+    """A message with over-long words, and an over-long whole (None: of any length), shortened in the middle."""
+    if len(text) > word:
+        text = " ".join(_shortened(w, word) for w in text.split(" "))
+    return text if whole is None else _shortened(text, whole)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most * 2 // 3] + "..." + text[-(most // 4):]
+
+
+def printable(text: str) -> str:
+    """A message a terminal shows as it is: control and formatting characters are escaped, but for line feeds and tabs."""
+    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else
+                   f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{{{ord(c):x}}}" for c in text)
+
+
 class M3Error(Exception):
     """Base of all of them."""
     exit_code = 1

@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any, Sequence
 
-from m3jit.errors import InternalError, M3Error, SinkClosed
+from m3jit.errors import InternalError, M3Error, SinkClosed, brief, printable
 
 EXIT_CODES = (
     (0, "the command did what was asked"),
@@ -26,6 +26,7 @@ EXIT_CODES = (
     (141, "the reader of the output went away (a closed pipe)"),
     (143, "terminated (SIGTERM)"),
 )
+LONGEST_NAME = 4096                                    # characters of a path in a message
 USAGE, INTERRUPTED, CLOSED_PIPE, TERMINATED, MEMORY = 2, 130, 141, 143, 4
 
 
@@ -99,11 +100,16 @@ def report(error: BaseException) -> int:
         return _say(f"error: out of memory{f': {error}' if str(error) else ''}; close other programs, or work on less "
                     "at once", MEMORY)
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename is not None else ""
+        where = f"{_named(error.filename)}: " if error.filename is not None else ""
         return _say(f"error: {where}{error.strerror or error}", 1)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):          # click's own
         return _usage(error)
     return _say(f"{InternalError(f'{type(error).__name__}: {error}')}\n(M3_DEBUG=1 shows where)", 70)
+
+
+def _named(filename: Any) -> str:
+    """A path of an OSError, which may be bytes, a number, or empty."""
+    return os.fsdecode(filename) if isinstance(filename, bytes) and filename else str(filename) or "''"
 
 
 def _names_its_kind(text: str) -> bool:
@@ -119,7 +125,7 @@ def _usage(error: Any) -> int:
 
 def _say(text: str, code: int) -> int:
     try:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable(brief(text, LONGEST_NAME, None)) + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):                      # nobody can hear it
         pass
@@ -133,7 +139,9 @@ def _finish_output(code: int) -> int:
             stream.flush()
         except (OSError, ValueError) as error:
             if stream is sys.stdout and code == 0:
-                code = report(error) if isinstance(error, OSError) else 1
+                named = error if not isinstance(error, OSError) or isinstance(error, BrokenPipeError) else \
+                    OSError(error.errno, error.strerror, "standard output")
+                code = report(named) if isinstance(error, OSError) else 1
             _silence(stream)
     return code
 

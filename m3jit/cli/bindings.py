@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from m3jit.errors import UserError
+from m3jit.cli.options import UsageError
+from m3jit.errors import brief
 
 _TYPE = re.compile(r"([A-Za-z][A-Za-z0-9_]*)\[([0-9,\s]*)\]\Z")
 _TYPED = re.compile(r"([A-Za-z][A-Za-z0-9_]*):\s*(\[.*)\Z", re.S)
@@ -22,14 +23,14 @@ EXPECTED = ('an integer, a float, "text", [lists], TYPE[DIMENSIONS] for zeros (f
 
 
 def parse_binding(text: str) -> tuple[str, Any]:
-    """(register name, value: int, float, str or Tensor) of NAME=VALUE.  UserError names the text and what it lacks."""
+    """(register name, value: int, float, str or Tensor) of NAME=VALUE.  UsageError names the text and what it lacks."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
-        raise UserError(f"--bind {text}: expected REGISTER=VALUE, for example --bind rX=0.5")
+        raise UsageError(f"--bind {brief(text)}: expected REGISTER=VALUE, for example --bind rX=0.5")
     try:
         return name.strip(), parse_value(value.strip())
     except (ValueError, TypeError, OverflowError) as error:
-        raise UserError(f"--bind {text}: {error}; expected {EXPECTED}") from None
+        raise UsageError(f"--bind {brief(text)}: {error}; expected {EXPECTED}") from None
 
 
 def parse_value(text: str) -> Any:
@@ -99,10 +100,11 @@ def _lists(text: str, dtype: Any) -> Any:
 
 
 def _from_file(path: str) -> Any:
+    from m3jit.frontend.npy import read_npy
     from m3jit.isa.types import Tensor
     try:
-        return Tensor.of(np.load(path, allow_pickle=False))
+        return Tensor.of(read_npy(path))
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path}: is no .npy file of a plain type ({error})") from None
+        raise ValueError(f"cannot read {path or repr(path)}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

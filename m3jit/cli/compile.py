@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from m3jit.cli.sampling import model_options, sampling_options
-from m3jit.cli.terminal import write_file
+from m3jit.cli.options import UsageError
+from m3jit.cli.terminal import keep_inputs, write_file
 from m3jit.errors import UserError
 
 
@@ -30,7 +31,8 @@ def compile_model(model: str, output: str, sampling: dict[str, Any], seed: int |
     if what.kind != "model":
         raise UserError(f"{model}: is no model file; `m3jit asm` assembles sources")
     if os.path.splitext(output)[1].lower() not in (".m3b", ".m3asm") and output != "-":
-        raise UserError(f"{output}: give the output a name that ends in .m3b (program) or .m3asm (source)")
+        raise UsageError(f"{output}: give the output a name that ends in .m3b (program) or .m3asm (source)")
+    keep_inputs(output, what.reference)
     named = reference or (what.reference if not os.path.exists(what.reference) else os.path.abspath(what.reference))
     models = Models()
     loaded = models.load(what.reference)

@@ -6,6 +6,7 @@ from typing import Any, Callable, Iterator
 
 import click
 
+from m3jit.cli.options import UsageError, bind
 from m3jit.cli.terminal import note
 from m3jit.errors import UserError
 
@@ -50,7 +51,6 @@ def explain(prog: str, bindings: tuple[str, ...], at: str | None, execute: bool,
     A region is compiled for the types its registers have when it is entered, so registers the program does not set
     itself need --bind.
     """
-    from m3jit.cli.bindings import parse_binding
     program, models, is_model = _open(prog, tuple(b.partition("=")[0].strip() for b in bindings))
     wanted = tuple(STAGES) if "all" in stages else stages or (("loop",) if kernel else USUAL)
     shown: list[tuple[str, str]] = []
@@ -59,8 +59,7 @@ def explain(prog: str, bindings: tuple[str, ...], at: str | None, execute: bool,
         shown.append(("control-flow graph", Cfg(program).dump()))
     if set(wanted) - {"cfg"}:
         vm = _machine(program, models, level)
-        for binding in bindings:
-            vm.set(*parse_binding(binding))
+        bind(vm, bindings)
         found = _by_running(vm, prompt) if execute or is_model else [_by_lifting(vm, at)]
         for compiled in found:
             shown += _sections(compiled, vm, wanted, kernel, arch)
@@ -116,11 +115,13 @@ def _by_lifting(vm: Any, at: str | None) -> Compiled:
     from m3jit.vm.jit import ContextRegisters
     program = vm.image.program
     pc = program.entry
+    if not vm.image.instructions:
+        raise UserError(f"{program.name}: has no instructions to compile")
     if at is not None:
         symbol = next((s for s in program.symbols if s.name == at and s.kind.name in ("LABEL", "FUNC")), None)
         if symbol is None:
             labels = [s.name for s in program.symbols if s.kind.name in ("LABEL", "FUNC")]
-            raise UserError(f"--at {at}: no such label; there are {', '.join(labels) or 'none'}")
+            raise UsageError(f"--at {at}: no such label; there are {', '.join(labels) or 'none'}")
         pc = symbol.value
     found = _watch(vm)
     vm.machine.ctx = vm.main
@@ -164,7 +165,7 @@ def _sections(c: Compiled, vm: Any, wanted: tuple[str, ...], only: str | None, a
     kernels = _named(plan.kernels())
     if only is not None and only not in kernels:
         from m3jit.frontend.errors import suggest
-        raise UserError(f"--kernel {only}: the region at {c.place} has none of that name; it has "
+        raise UsageError(f"--kernel {only}: the region at {c.place} has none of that name; it has "
                         f"{', '.join(kernels) or 'none'}; {suggest(only, kernels)}".rstrip("; "))
     stages: dict[str, Callable[[], str]] = {
         "lifted": lambda: c.lifted,

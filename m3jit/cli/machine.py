@@ -7,14 +7,12 @@ import sys
 import threading
 from typing import Any, Iterable, Iterator
 
-from m3jit.errors import UserError
 from m3jit.cli.terminal import Progress, note
 from m3jit.vm.sources import QueueSource
 from m3jit.vm.vm import VM
 
 STDIN = 0
 _CHUNK = 1 << 16
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class StandardInput(QueueSource):
@@ -77,32 +75,26 @@ def read_standard_input() -> str | None:
     """All of standard input for a model's prompt; None on a terminal, or when it is closed."""
     if not _open(STDIN) or os.isatty(STDIN):
         return None
+    return standard_input().decode("utf-8", "replace").removesuffix("\n")
+
+
+def standard_input() -> bytes:
+    """All bytes of standard input.  OSError names it."""
     parts = []
-    while chunk := os.read(STDIN, _CHUNK):
-        parts.append(chunk)
-    return b"".join(parts).decode("utf-8", "replace").removesuffix("\n")
+    try:
+        while chunk := os.read(STDIN, _CHUNK):
+            parts.append(chunk)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard input") from None
+    return b"".join(parts)
 
 
 def read_text(path: str) -> str:
     """The text of an --input file ("-": standard input)."""
     if path == "-":
-        return read_standard_input() or ""
+        return standard_input().decode("utf-8", "replace").removesuffix("\n")
     with open(path, "rb") as file:
         return file.read().decode("utf-8", "replace").removesuffix("\n")
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "512M", "2g", "1000000"."""
-    number, unit = text.strip().lower().removesuffix("ib").removesuffix("b"), ""
-    if number and number[-1] in _UNITS:
-        number, unit = number[:-1], number[-1]
-    try:
-        size = int(float(number) * _UNITS[unit])
-    except (ValueError, OverflowError):
-        raise UserError(f"--memory-limit {text}: expected a size such as 512M or 2G") from None
-    if size < 1 << 20:
-        raise UserError(f"--memory-limit {text}: less than a megabyte holds no program")
-    return size
 
 
 def limit_memory(limit: int | None) -> None:
@@ -116,7 +108,7 @@ def limit_memory(limit: int | None) -> None:
             if bound != resource.RLIM_INFINITY:
                 wanted = min(wanted, bound)
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
-    except (ImportError, ValueError, OSError) as error:
+    except (ImportError, ValueError, OverflowError, OSError) as error:
         if limit is not None:
             note(f"warning: --memory-limit: this system does not limit memory ({error})")
 

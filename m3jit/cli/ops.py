@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from m3jit.cli.terminal import table
-from m3jit.errors import UserError
+from m3jit.cli.options import UsageError
 
 
 @click.command()
@@ -41,10 +41,10 @@ def _find(name: str) -> list[Any]:
         code = int(name, 16 if name.lower().startswith("0x") else 10)
     except ValueError:
         hint = suggest(name.upper(), BY_NAME)
-        raise UserError(f"no opcode {name!r}" + (f"; {hint}" if hint else "; `m3jit ops` lists them")) from None
+        raise UsageError(f"no opcode {name!r}" + (f"; {hint}" if hint else "; `m3jit ops` lists them")) from None
     found = [r for r in OPS if r.code == code]
     if not found:
-        raise UserError(f"opcode 0x{code:02X} is reserved" if code in RESERVED else
+        raise UsageError(f"opcode 0x{code:02X} is reserved" if code in RESERVED else
                         f"opcodes are the numbers 0 to 255, not {name}")
     return sorted(found, key=lambda r: r.sub or 0)
 

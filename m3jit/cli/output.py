@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from m3jit.cli.terminal import note, table
-from m3jit.errors import UserError
+from m3jit.cli.options import UsageError
 from m3jit.vm.streams import Item, StandardSink
 
 
@@ -61,7 +61,7 @@ def observe(vm: Any, options: dict[str, Any]) -> Observers:
         print_ir(vm, options["print_after"])
     if options["checked"]:
         if vm.regions is None:
-            raise UserError("--checked: compares compiled code with the interpreter; give a backend that compiles")
+            raise UsageError("--checked: compares compiled code with the interpreter; give a backend that compiles")
         from m3jit.vm.checked import check_regions
         check_regions(vm)
     if options["profile"]:
@@ -78,9 +78,9 @@ def print_ir(vm: Any, name: str) -> None:
     from m3jit.ir.passes import PASSES, PassLog
     known = ("lift", *(p.name for p in PASSES), "all")
     if name not in known:
-        raise UserError(f"--print-ir-after {name}: no such pass; there are {', '.join(known)}")
+        raise UsageError(f"--print-ir-after {name}: no such pass; there are {', '.join(known)}")
     if vm.regions is None:
-        raise UserError("--print-ir-after: the interpreter compiles nothing; give a backend that does")
+        raise UsageError("--print-ir-after: the interpreter compiles nothing; give a backend that does")
     compiler = vm.regions.compiler
     compile_region = compiler.compile
     log = compiler.log = PassLog(keep=frozenset({name}), check=compiler.checked)

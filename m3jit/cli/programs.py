@@ -2,17 +2,23 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import click
 
-from m3jit.cli.terminal import note, write_file
+from m3jit.cli.options import UsageError
+from m3jit.cli.terminal import keep_inputs, note, write_file
 from m3jit.errors import UserError
 
 SEARCH = click.option("--search", "-I", multiple=True, metavar="FOLDER", help="Look here too for FILE= and .import.")
 UNDEFINED = click.option("--allow-undefined", is_flag=True,
                          help="Names nobody defines stay open, for a later link.")
+
+
+def standard_input() -> bytes:
+    """As `machine.standard_input`, which is imported when it is needed."""
+    from m3jit.cli import machine
+    return machine.standard_input()
 
 
 def _with_suffix(path: str, suffix: str) -> str:
@@ -23,8 +29,7 @@ def _assembled(path: str, search: tuple[str, ...], allow_undefined: bool) -> Any
     from m3jit import frontend
     from m3jit.cli.what import warn
     if path == "-":
-        program = frontend.assemble(sys.stdin.buffer.read().decode("utf-8", "replace"), "<stdin>", search,
-                                    allow_undefined)
+        program = frontend.assemble(_decoded(standard_input(), "<stdin>"), "<stdin>", search, allow_undefined)
     else:
         program = frontend.assemble_file(path, search, allow_undefined)
     warn(program)
@@ -38,10 +43,13 @@ def _assembled(path: str, search: tuple[str, ...], allow_undefined: bool) -> Any
 @UNDEFINED
 def asm(source: str, output: str | None, search: tuple[str, ...], allow_undefined: bool) -> int:
     """Assemble SOURCE (.m3asm, or - for standard input) to a program. All errors are listed in one run."""
-    program = _assembled(source, search, allow_undefined)
     if output is None and source == "-":
-        raise UserError("asm -: give the program's name with -o")
-    write_file(output or _with_suffix(source, ".m3b"), program.to_bytes())
+        raise UsageError("asm -: give the program's name with -o")
+    output = output if output is not None else _with_suffix(source, ".m3b")
+    keep_inputs(output, source)
+    program = _assembled(source, search, allow_undefined)
+    keep_inputs(output, *program.files)
+    write_file(output, program.to_bytes())
     return 0
 
 
@@ -57,6 +65,7 @@ def disasm(program: str, output: str, strip: bool, offsets: bool) -> int:
     what = find(program)
     if what.kind == "model":
         raise UserError(f"{program}: is a model; `m3jit compile {program} -o NAME.m3asm` writes its program")
+    keep_inputs(output, program)
     text = frontend.disassemble(frontend.load(program), strip, offsets)
     write_file(output, text.encode())
     return 0
@@ -71,13 +80,16 @@ def link(programs: tuple[str, ...], output: str, search: tuple[str, ...], allow_
     """Link PROGRAMS (.m3b or .m3asm) and what they import to one program; the first one's entry starts it."""
     from m3jit import frontend
     from m3jit.cli.what import find
+    keep_inputs(output, *programs)
     parts = []
     for path in programs:
         what = find(path)
         if what.kind == "model":
             raise UserError(f"{path}: is a model; compile it to a program first")
         parts.append(frontend.load(path) if what.kind == "program" else _assembled(path, search, True))
-    write_file(output, frontend.link(parts, search, allow_undefined).to_bytes())
+    linked = frontend.link(parts, search, allow_undefined)
+    keep_inputs(output, *linked.files)
+    write_file(output, linked.to_bytes())
     return 0
 
 
@@ -124,7 +136,7 @@ def fmt(sources: tuple[str, ...], check: bool) -> int:
     from m3jit.frontend import format_source
     different = False
     for path in sources:
-        text = sys.stdin.buffer.read().decode() if path == "-" else _source_text(path)
+        text = _decoded(standard_input(), "<stdin>") if path == "-" else _source_text(path)
         new = format_source(text, "<stdin>" if path == "-" else path)
         if path == "-" and not check:
             write_file("-", new.encode())
@@ -141,6 +153,10 @@ def _source_text(path: str) -> str:
         raw = file.read()
     if raw[:4] == b"\x89M3B":
         raise UserError(f"{path}: is a program, not a source; `m3jit disasm` writes its source")
+    return _decoded(raw, path)
+
+
+def _decoded(raw: bytes, path: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,13 +1,16 @@
 """`m3jit run`."""
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
 
 import click
 
+from m3jit.cli.options import SECONDS, STEPS, Size, UsageError, bind, register_of
 from m3jit.cli.sampling import refuse_for_programs, sampling_options
+from m3jit.cli.terminal import keep_inputs
 from m3jit.errors import UserError
 
 DEFAULT_PROMPT = "The carriage stopped at the door, and"
@@ -33,10 +36,10 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
 @click.option("--threads", "-t", type=click.IntRange(1, 1024), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True,
               help="auto, cpu, cpu:LEVEL (baseline avx2 avx512 native), numba, python or interpreter.")
-@click.option("--max-steps", type=click.IntRange(1), metavar="N", help="Stop after N instructions (exit code 4).")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+@click.option("--max-steps", type=STEPS, metavar="N", help="Stop after N instructions (exit code 4).")
+@click.option("--timeout", type=SECONDS, metavar="SECONDS",
               help="Stop after this time (exit code 4).")
-@click.option("--memory-limit", metavar="SIZE", help="Most memory, such as 512M or 2G [what the machine has].")
+@click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory, such as 512M or 2G [what the machine has].")
 @click.option("--stats", is_flag=True, help="Print counts, times and memory afterwards.")
 @click.option("--profile", is_flag=True, help="Print a table of time by opcode and by region.")
 @click.option("--trace", metavar="FILE", help="Write regions and slow instructions as a trace for ui.perfetto.dev.")
@@ -49,10 +52,12 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     Without WHAT, the embedded default model continues the prompt.
     """
     from m3jit.cli import what as whats
-    from m3jit.cli.machine import limit_memory, parse_size
-    limit = parse_size(options["memory_limit"]) if options["memory_limit"] else None
+    from m3jit.cli.machine import limit_memory
+    limit = options["memory_limit"]
     limit_memory(limit)
+    check_files(options["files"])
     found = whats.find(what)
+    keep_inputs(options["trace"], found.reference, *options["inputs"])
     models = whats.LazyModels()
     prompts: list[Any] = [*options["prompts"]]
     if found.kind == "model":
@@ -66,13 +71,22 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     return _run(program, models, prompts, limit, options)
 
 
+def check_files(folder: str) -> None:
+    """The folder of --files is there.  UsageError otherwise."""
+    if not os.path.isdir(folder):
+        raise UsageError(f"--files {folder or repr(folder)}: "
+                         f"{'is no folder' if os.path.exists(folder) else 'no such folder'}; create it first")
+
+
 def _model_program(found: Any, models: Any, sampling: dict[str, Any], prompts: list[str],
                    options: dict[str, Any]) -> tuple[Any, list[Any]]:
     """A model's program and its input."""
     from m3jit.cli.machine import read_standard_input, read_text
     from m3jit.cli.sampling import model_options
     if len(prompts) + len(options["inputs"]) > 1:
-        raise UserError("a model takes one prompt; give one --prompt or one --input")
+        raise UsageError("a model takes one prompt; give one --prompt or one --input")
+    if options["system"] and not options["chat"]:
+        raise UsageError("--system: is a part of the chat template; add --chat")
     model = models.load(found.reference)
     text = prompts[0] if prompts else read_text(options["inputs"][0]) if options["inputs"] else read_standard_input()
     if not text and found.is_default and not prompts and not options["inputs"]:
@@ -85,8 +99,6 @@ def _model_program(found: Any, models: Any, sampling: dict[str, Any], prompts: l
     if options["chat"]:
         from m3jit.cli.chat import chat_tokens
         prompts = [chat_tokens(model, text, options["system"])]
-    elif options["system"]:
-        raise UserError("--system: is a part of the chat template; add --chat")
     else:
         prompts = [text]
     return models.models.program(model, found.reference, model_options(sampling)), prompts
@@ -94,7 +106,6 @@ def _model_program(found: Any, models: Any, sampling: dict[str, Any], prompts: l
 
 def _run(program: Any, models: Any, prompts: list[Any], limit: int | None, options: dict[str, Any]) -> int:
     from m3jit.cli import machine, output
-    from m3jit.cli.bindings import parse_binding
     from m3jit.cli.terminal import Progress
     from m3jit.vm.context import DEFAULT_SEED
     from m3jit.vm.vm import VM
@@ -103,10 +114,10 @@ def _run(program: Any, models: Any, prompts: list[Any], limit: int | None, optio
     vm = VM(program, options["backend"], options["threads"], options["max_steps"], timeout=options["timeout"],
             models=models, files=options["files"], profile=options["profile"],
             seed=DEFAULT_SEED if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63, **more)
-    for binding in options["bindings"]:
-        vm.set(*parse_binding(binding))
+    keep_inputs(options["trace"], *program.files)
+    bind(vm, options["bindings"])
     for name in options["shown"]:
-        vm.register(name)                              # a name that is not there is said before the run
+        register_of(vm, "--show", name)                # a name that is not there is said before the run
     machine.give_input(vm, prompts, options["lines"])
     progress = Progress()
     machine.show_progress(vm, progress)

@@ -6,24 +6,26 @@ from typing import Any, Callable
 
 import click
 
-from m3jit.errors import UserError
+from m3jit.cli.options import Finite, UsageError
 
 NAMES = ("max_tokens", "temp", "top_k", "top_p", "min_p", "repeat_penalty")
 TEMPERATURE = 0.8
+MAX_TOKENS, MAX_TOP_K = 2 ** 31 - 1, 2 ** 16 - 1
+MAX_TEMPERATURE, MIN_PENALTY, MAX_PENALTY = 1e6, 1e-6, 1e6
 _GIVEN = {"temp": "temperature"}
 
 
 def sampling_options(function: Callable) -> Callable:
     """Adds the options; their values arrive as `sampling` (a dict of those that were given)."""
-    @click.option("--max-tokens", "-n", type=click.IntRange(1), metavar="N", help="Most tokens to generate [256].")
-    @click.option("--temp", type=click.FloatRange(0), metavar="T",
+    @click.option("--max-tokens", "-n", type=click.IntRange(1, MAX_TOKENS), metavar="N", help="Most tokens to generate [256].")
+    @click.option("--temp", type=Finite(0, MAX_TEMPERATURE), metavar="T",
                   help=f"Temperature; 0 takes the likeliest token each time [{TEMPERATURE}].")
-    @click.option("--top-k", type=click.IntRange(0), metavar="K", help="Draw among the K likeliest; 0: all [40].")
-    @click.option("--top-p", type=click.FloatRange(0, 1), metavar="P",
+    @click.option("--top-k", type=click.IntRange(0, MAX_TOP_K), metavar="K", help="Draw among the K likeliest; 0: all [40].")
+    @click.option("--top-p", type=Finite(0, 1), metavar="P",
                   help="Draw among the likeliest whose probabilities reach P [0.95].")
-    @click.option("--min-p", type=click.FloatRange(0, 1), metavar="P",
+    @click.option("--min-p", type=Finite(0, 1), metavar="P",
                   help="Drop tokens less likely than P times the likeliest [0.05].")
-    @click.option("--repeat-penalty", type=click.FloatRange(0, min_open=True), metavar="X",
+    @click.option("--repeat-penalty", type=Finite(MIN_PENALTY, MAX_PENALTY), metavar="X",
                   help="Weaken recent tokens by X; 1: not at all [1].")
     @functools.wraps(function)
     def wrapped(**options: Any) -> Any:
@@ -43,5 +45,5 @@ def refuse_for_programs(sampling: dict[str, Any], name: str, others: dict[str, b
     """These options are written into a model's program; an existing program has its own."""
     wrong = [f"--{n.replace('_', '-')}" for n in sampling] + [n for n, given in others.items() if given]
     if wrong:
-        raise UserError(f"{', '.join(wrong)}: belong to model files; {name} is a program already and does what it says "
+        raise UsageError(f"{', '.join(wrong)}: belong to model files; {name} is a program already and does what it says "
                         "(compile the model anew, or set the program's registers with --bind)")

@@ -2,13 +2,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Iterator
+
+from m3jit.cli.options import UsageError
+from m3jit.errors import printable
 
 DELAY = 1.0                                            # seconds an activity may last before it is shown
 PERIOD = 0.1
@@ -17,7 +22,7 @@ BAR = 24
 
 def note(text: str) -> None:
     """A line on standard error."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")
     sys.stderr.flush()
 
 
@@ -92,34 +97,58 @@ class Progress:
             self._drawn = False
 
 
+def keep_inputs(output: str | None, *inputs: str) -> None:
+    """UsageError when an output file is one of the files a command reads: it would be lost."""
+    for path in inputs:
+        try:
+            same = output not in (None, "-") and os.path.isfile(path) and os.path.samefile(output, path)
+        except (OSError, ValueError):                  # the output is not there yet
+            continue
+        if same:
+            raise UsageError(f"{output}: is the file that is read ({path}); it would be overwritten; give -o another "
+                             "name")
+
+
 def write_file(path: str, data: bytes) -> None:
     """Write a whole file or none: a temporary file beside it takes its place when it is complete.
 
-    "-" is standard output.  Devices and pipes are written directly."""
+    "-" is standard output.  Devices and pipes are written directly; a link stays one, and a file that is replaced keeps
+    its permissions.  OSError names the path."""
     if path == "-":
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+        try:
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
         return
-    target = Path(path)
+    try:
+        _replace(Path(os.path.realpath(path)), data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    except ValueError as error:                        # a NUL in the name
+        raise UsageError(f"{path}: cannot be a file name: {error}") from None
+
+
+def _replace(target: Path, data: bytes) -> None:
     if target.exists() and not target.is_file():
         target.write_bytes(data)
         return
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file is write-protected")
+    umask = os.umask(0)
+    os.umask(umask)
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~umask
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".m3jit.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
+        os.chmod(name, mode)
         os.replace(name, target)
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, path) from None
         raise
 
 

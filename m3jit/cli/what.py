@@ -66,7 +66,7 @@ def find(name: str | None) -> What:
     near = [f for f in os.listdir(os.path.dirname(name) or ".") if f.endswith((".m3b", ".m3asm", ".gguf"))] \
         if os.path.isdir(os.path.dirname(name) or ".") else []
     hint = suggest(os.path.basename(name), [*near, *names])
-    raise UserError(f"{name}: no such file, and no model of that name (models: {', '.join(names)})"
+    raise UserError(f"{name or repr(name)}: no such file, and no model of that name (models: {', '.join(names)})"
                     + (f"; {hint}" if hint else ""))
 
 

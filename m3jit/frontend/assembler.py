@@ -83,6 +83,7 @@ class _Assembler:
         self.warnings: list[SourceError] = []
         self.names = NameTable(self, allow_undefined)
         self.directives = Directives(self)
+        self.files: list[str] = []                         # found for FILE=
         self.placed: list[_Placed] = []
         self.section = "TEXT"
         self.scope = self.names.main
@@ -104,7 +105,8 @@ class _Assembler:
         """A file beside the source or in the search folders."""
         for folder in self.search:
             path = os.path.join(folder, name)
-            if "\0" not in name and os.path.isfile(path):
+            if name and "\0" not in name and os.path.isfile(path):
+                self.files.append(path)
                 return path
         return None
 
@@ -208,6 +210,6 @@ class _Assembler:
                 lines.append(Line(p.pc, *p.origin))
         self.directives.meta.setdefault("producer", f"m3jit {m3jit.__version__}")
         program = Program(bytes(text), bytes(data), symbols, relocs, lines, self.directives.imports,
-                          self.directives.meta, self.names.entry(), name=self.source.file)
+                          self.directives.meta, self.names.entry(), name=self.source.file, files=self.files)
         program.required = required_mask(i for _, i in program.instructions)
         return program

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable
 
-from m3jit.errors import UserError
+from m3jit.errors import UserError, brief, printable
 
 MAX_WORD, MAX_CHOICES = 80, 2000   # beyond them a suggestion would cost too much
 MAX_SHOWN = 160                    # characters of a source line in a message
@@ -23,11 +23,12 @@ class SourceError:
     severity: str = "error"
 
     def __str__(self) -> str:
-        out = f"{self.file}:{self.line}:{self.column}: {self.severity}: {self.message}"
+        out = f"{self.file}:{self.line}:{self.column}: {self.severity}: {printable(brief(self.message))}"
         if self.hint:
-            out += f"; {self.hint}"
+            out += f"; {printable(brief(self.hint))}"
         if self.source:
-            shown, column = _window(self.source.replace("\t", " "), self.column)
+            shown, column = _window(self.source, self.column)
+            shown = "".join(c if c.isprintable() else " " if c == "\t" else "\ufffd" for c in shown)   # column for column
             mark = " " * (column - 1) + "^" + "~" * max(0, min(self.width, len(shown) - column + 1) - 1)
             out += f"\n    {shown}\n    {mark}"
         return out

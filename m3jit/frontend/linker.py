@@ -82,7 +82,7 @@ class _Linker:
         for m in self.modules:
             optional |= m.program.optional
         out = Program(bytes(text), bytes(data), symbols, relocs, lines, [], meta, first.entry, optional=optional,
-                      name=first.name)
+                      name=first.name, files=[f for m in self.modules for f in (m.program.name, *m.program.files)])
         out.required = required_mask(i for _, i in out.instructions)
         return out
 

@@ -36,6 +36,7 @@ class NameTable:
         self.entry_name: Token | None = None
         self.main, self.context = RegisterScope(), RegisterScope()
         self.functions: dict[str, RegisterScope] = {}
+        self.first_use: dict[tuple[str | None, str], Token] = {}     # (function, register name) -> where it stands
         self.data = bytearray()
         self.strings: dict[str, int] = {}                  # text -> DATA offset of strings declared in .data
         self.pool = StringPool(self.strings)               # literals of operands
@@ -123,12 +124,16 @@ class NameTable:
                     bank = bank_of(name)
                     if name not in self.context.names:
                         self.scope_of(bank, scope).names.setdefault(name, None)
+                        self.first_use.setdefault((scope.function, name), v.token)
 
     def allocate(self) -> None:
         """Give every register name its number."""
         for scope in (self.context, self.main, *self.functions.values()):
             for name in scope.allocate():
-                self.run.error(None, f"no register is left for {name}", "use fewer names, or memory")
+                token = self.first_use.get((scope.function, name)) or next(
+                    (t for (_, n), t in self.first_use.items() if n == name), None)
+                self.run.error(token, f"no register is left for {name}", "use fewer names, or memory")
+                scope.names[name] = Reg(bank_of(name), 0)       # said once; the source is refused
 
     # -- data -----------------------------------------------------------------------------------------------------
 

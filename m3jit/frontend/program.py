@@ -93,7 +93,9 @@ class Import(NamedTuple):
 
 @dataclass(eq=False)
 class Program:
-    """What a `.m3b` file holds.  `name` is the file's name in messages; `warnings` come from the assembler."""
+    """What a `.m3b` file holds.  `name` is the file's name in messages; `warnings` come from the assembler.
+
+    files: paths of the files it was made from beside `name` (FILE= and .import), so that no one writes over them."""
     text: bytes = b""
     data: bytes = b""
     symbols: list[Symbol] = field(default_factory=list)
@@ -106,6 +108,7 @@ class Program:
     optional: int = 0
     name: str = "<program>"
     warnings: list = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
 
     @cached_property
     def instructions(self) -> list[tuple[int, Instruction]]:

@@ -16,6 +16,7 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from m3jit.frontend.npy import read_npy
 from m3jit.frontend.numbers import NumberError, format_float
 from m3jit.frontend.operand_text import Scope, TextError, literal
 from m3jit.frontend.syntax import Statement, Value
@@ -148,20 +149,21 @@ def _from_file(dtype: DType, value: Value, find: Callable[[str], str | None]) ->
     from m3jit.frontend.lexer import unquote
     if value.kind != "string":
         raise TextError(value, 'FILE= takes a "file name"')
-    name = unquote(value.token.text)
+    try:
+        name = unquote(value.token.text)
+    except ValueError as e:
+        raise TextError(value, str(e)) from None
     path = find(name)
     if path is None:
         raise TextError(value, f"no file {name} beside the source or in the search folders")
     try:
         if os.path.getsize(path) > MAX_BLOB:
             raise TextError(value, f"{name} has {os.path.getsize(path)} bytes; {MAX_BLOB} are allowed")
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except TextError:
-        raise
-    except Exception as e:          # NumPy raises many kinds on a damaged file
-        raise TextError(value, f"{name} is not a NumPy file: {e}") from None
-    if not isinstance(array, np.ndarray):
-        raise TextError(value, f"{name} holds several arrays; save one with numpy.save")
+        array = read_npy(path, mapped=True)
+    except OSError as e:
+        raise TextError(value, f"cannot read {name}: {e.strerror or e}") from None
+    except ValueError as e:
+        raise TextError(value, f"{name} {e}") from None
     stored = numpy_dtype(array.dtype.name)
     if dtype is BF16 and array.dtype.name == "uint16":
         stored = BF16

@@ -5,9 +5,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from m3jit.errors import OperandError, UserError
+from m3jit.errors import OperandError, UserError, brief
+from m3jit.frontend.lexer import quote
 from m3jit.ir.eager_scalar import wrap64
-from m3jit.isa.fields import GPR, Reg
+from m3jit.isa.fields import GPR, Reg, SymbolField
 from m3jit.isa.table import ESCAPES, Instruction, encode
 from m3jit.isa.types import U8, Tensor
 
@@ -114,12 +115,16 @@ class Image:
         raise OperandError("the instruction is not part of this program")
 
 
-def show(ins: Instruction) -> str:
-    """An instruction in one line for messages: mnemonic, registers in order, other operands by name."""
+def show(ins: Instruction, program: Any = None) -> str:
+    """An instruction in one line for messages: mnemonic, registers in order, other operands by name.
+
+    program: the one it belongs to, for the texts and names its operands stand for."""
     words: list[str] = []
     for f in ins.op.operands():
         v = ins.args.get(f.name, f.default)
-        if isinstance(v, Reg):
+        if isinstance(f, SymbolField) and v is not None and v != f.default:
+            words.append(f"{f.name.upper()}={brief(symbol_text(f, v, program))}")
+        elif isinstance(v, Reg):
             words.append(str(v) if f.positional else f"{f.name.upper()}={v}")
         elif isinstance(v, tuple):
             if v:
@@ -127,6 +132,18 @@ def show(ins: Instruction) -> str:
         elif v is not None and v is not f.default and v != f.default:
             words.append(str(v) if f.name in ("imm", "to", "index", "axis") else f"{f.name.upper()}={v}")
     return f"{ins.op.name} {', '.join(words)}".strip()
+
+
+def symbol_text(field: SymbolField, word: int, program: Any) -> str:
+    """What a string, symbol or address operand stands for, as a source writes it; its number where it stands for none."""
+    try:
+        if program is not None and field.what == "string":
+            return quote(program.string(word))
+        if program is not None and field.what == "value":
+            return f"@{program.symbols[word].name}"
+    except (UserError, IndexError):
+        pass                                           # a damaged operand: its trap says what is wrong
+    return f"0x{word:x}" if field.what == "address" else str(word)
 
 
 def _used_registers(instructions: list[Instruction]) -> int:

@@ -339,9 +339,12 @@ class Interpreter:
              code: int | None = None) -> Trap:
         """A trap at an instruction of a context."""
         image = self.image
-        pc = image.pcs[index] if index < len(image.pcs) else -1
-        text = show(image.instructions[index]) if index < len(image.pcs) else ""
-        return Trap(message, pc, image.line(pc) if pc >= 0 else None, text, register, ctx.id, ctx.retired, code)
+        if index < len(image.pcs):
+            pc, text = image.pcs[index], show(image.instructions[index], image.program)
+        else:                                          # behind the last instruction, whose line says where that is
+            pc, text = -1, ""
+        line = image.line(pc if pc >= 0 else image.pcs[-1]) if image.pcs else None
+        return Trap(message, pc, line, text, register, ctx.id, ctx.retired, code)
 
 
 class _Probe:

@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from m3jit.errors import M3Error, OperandError, StreamError
+from m3jit.errors import M3Error, OperandError, StreamError, brief
 from m3jit.isa.types import BF16, F32, FLOATS, I16, I64, INTS, U8, Tensor
 from m3jit.vm.context import Context
 from m3jit.vm.sources import END, NOTHING, QueueSource, RingSource, Source, open_file_source
@@ -257,11 +257,21 @@ def _empty(form: str, model: Handle | None) -> Tensor:
 
 def resolve_file(base: Path | None, name: str, action: str) -> Path:
     """A program's file name inside the directory it may use.  StreamError when it is refused."""
+    said = brief(repr(name))
     if base is None:
-        raise StreamError(f"the program wants to {action} {name!r}; this machine gives it no files "
+        raise StreamError(f"the program wants to {action} {said}; this machine gives it no files "
                           f"(VM(files=\"directory\") does)")
-    path = (base / name).resolve()
-    if not path.is_relative_to(base.resolve()):
-        raise StreamError(f"the program wants to {action} {name!r}, outside the directory {base.resolve()} it may use; "
+    try:
+        path, root = (base / name).resolve(), base.resolve()
+        inside = path.is_relative_to(root)
+        missing = inside and (not name or path.is_dir())
+    except (OSError, ValueError, RuntimeError) as e:       # a NUL in it, a loop of links
+        raise StreamError(f"the program wants to {action} {said}, which cannot be a file name: "
+                          f"{getattr(e, 'strerror', None) or e}") from None
+    if not inside:
+        raise StreamError(f"the program wants to {action} {said}, outside the directory {root} it may use; "
                           f"VM(files=...) names another")
+    if missing:
+        raise StreamError(f"the program wants to {action} {said}, which is {'a directory' if name else 'no name'}; "
+                          f"give the name of a file in {root}")
     return path

@@ -12,7 +12,8 @@ from typing import Any, Iterable, Iterator, Protocol
 
 import numpy as np
 
-from m3jit.errors import StreamError
+from m3jit.errors import M3Error, StreamError
+from m3jit.frontend.npy import read_npy
 from m3jit.vm.streams import Ring
 from m3jit.vm.waiting import Signal
 
@@ -175,7 +176,11 @@ def open_file_source(path: Path) -> Source:
         if suffix == ".wav":
             return ArraySource(str(path), read_wav(path)[0])
         if suffix == ".npy":
-            return ArraySource(str(path), np.load(path, allow_pickle=False))
+            return ArraySource(str(path), read_npy(path))
         return BytesSource(str(path), path.read_bytes())
-    except (OSError, ValueError, EOFError) as e:
-        raise StreamError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}") from None
+    except (M3Error, MemoryError):
+        raise
+    except OSError as e:
+        raise StreamError(f"cannot read {path}: {e.strerror or e}") from None
+    except Exception as e:                             # a damaged file: the readers raise many kinds
+        raise StreamError(f"cannot read {path}: {e}") from None

@@ -6,8 +6,11 @@ successful run; a failed run leaves nothing.
 """
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import stat
+import struct
 import sys
 import tempfile
 import wave
@@ -139,26 +142,43 @@ class _AtomicFile:
     def __init__(self, path: Path):
         self.path, self.name = path, str(path)
         try:
-            self.handle = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".part",
+            self.handle = tempfile.NamedTemporaryFile(dir=path.parent, prefix=".m3jit.", suffix=".part",
                                                       delete=False)
         except OSError as e:
             raise StreamError(f"cannot write {path}: {e.strerror or e}") from None
 
-    def finish(self, complete: bool) -> None:
+    def prepare(self) -> None:
+        """Write out everything; only the name is missing then.  StreamError when that fails."""
         try:
             self.handle.close()
-            if complete:
-                umask = os.umask(0)
-                os.umask(umask)
-                os.chmod(self.handle.name, 0o666 & ~umask)
-                os.replace(self.handle.name, self.path)
-            else:
-                os.unlink(self.handle.name)
         except OSError as e:
             raise StreamError(f"cannot complete {self.path}: {e.strerror or e}") from None
 
-    def failed(self, error: OSError) -> StreamError:
-        return StreamError(f"cannot write {self.path}: {error.strerror or error}")
+    def finish(self, complete: bool) -> None:
+        """Give the file its name, or remove it.  StreamError when it cannot be completed; it is removed then."""
+        try:
+            self.handle.close()
+            if complete:
+                os.chmod(self.handle.name, self._mode())
+                os.replace(self.handle.name, self.path)
+                return
+        except OSError as e:
+            if complete:
+                raise StreamError(f"cannot complete {self.path}: {e.strerror or e}") from None
+        finally:
+            with contextlib.suppress(OSError):             # gone when it has its name
+                os.unlink(self.handle.name)
+
+    def _mode(self) -> int:
+        """Permissions: those of the file that is replaced, else what a new file gets."""
+        if self.path.exists():
+            return stat.S_IMODE(self.path.stat().st_mode)
+        umask = os.umask(0)
+        os.umask(umask)
+        return 0o666 & ~umask
+
+    def failed(self, error: Exception) -> StreamError:
+        return StreamError(f"cannot write {self.path}: {getattr(error, 'strerror', None) or error}")
 
 
 class FileSink:
@@ -173,6 +193,10 @@ class FileSink:
 
     def flush(self) -> None:
         self.bytes.flush()
+
+    def prepare(self) -> None:
+        """Everything but the name."""
+        self.file.prepare()
 
     def close(self, complete: bool) -> None:
         self.file.finish(complete)
@@ -208,13 +232,25 @@ class WavSink:
     def flush(self) -> None:
         """Nothing: the header is completed at the end."""
 
-    def close(self, complete: bool) -> None:
+    def prepare(self) -> None:
+        """Everything but the name: the header's lengths, and what is still held."""
         try:
             if self.wave is not None:
                 self.wave.close()
-        except OSError as e:
-            self.file.finish(False)
+        except (OSError, struct.error) as e:               # struct.error: over 4 GB
             raise self.file.failed(e) from None
+        finally:
+            self.wave = None
+        self.file.prepare()
+
+    def close(self, complete: bool) -> None:
+        try:
+            self.prepare()                                 # also of a file that goes: `wave` writes when it is forgotten
+        except StreamError:
+            self.file.finish(False)
+            if complete:
+                raise
+            return
         self.file.finish(complete)
 
 
@@ -252,8 +288,9 @@ class NpySink:
     def flush(self) -> None:
         """Nothing: the header is completed at the end."""
 
-    def close(self, complete: bool) -> None:
-        if complete and self.first is not None:
+    def prepare(self) -> None:
+        """Everything but the name: the header is known now."""
+        if self.first is not None and not self.file.handle.closed:
             shape = self.shape if self.count == 1 else (self.rows, *self.shape[1:])
             header = str({"descr": np.lib.format.dtype_to_descr(self.first.dtype), "fortran_order": False,
                           "shape": tuple(int(d) for d in shape)})
@@ -263,8 +300,16 @@ class NpySink:
                 self.file.handle.seek(0)
                 self.file.handle.write(head)
             except OSError as e:
-                self.file.finish(False)
                 raise self.file.failed(e) from None
+        self.file.prepare()
+
+    def close(self, complete: bool) -> None:
+        try:
+            if complete:
+                self.prepare()
+        except StreamError:
+            self.file.finish(False)
+            raise
         self.file.finish(complete and self.first is not None)
 
 

@@ -97,7 +97,7 @@ def test_all_opcodes_are_listed_and_explained(capfd):
     assert "absent" in call(capfd, "ops", "--absent").out and "HALT" not in call(capfd, "ops", "--absent").out
     assert "HALT  0x00" in call(capfd, "ops", "0").out and "LOADI" in call(capfd, "ops", "0x7c").out
     assert "did you mean SAMPLE?" in call(capfd, "ops", "smaple").err
-    assert "reserved" in call(capfd, "ops", "0x7f").err and call(capfd, "ops", "256").code == 1
+    assert "reserved" in call(capfd, "ops", "0x7f").err and call(capfd, "ops", "256").code == 2
 
 
 def test_a_model_becomes_a_program(capfd, tmp_path):
@@ -110,7 +110,7 @@ def test_a_model_becomes_a_program(capfd, tmp_path):
     assert call(capfd, "run", text, "-p", "She had been").out == direct == call(capfd, "run", program, "-p", "She had been").out
     assert process("run", program, stdin=b"She had been\n").out == direct
     got = call(capfd, "compile", "default", "-o", tmp_path / "m.txt")
-    assert got.code == 1 and ".m3b (program) or .m3asm (source)" in got.err
+    assert got.code == 2 and ".m3b (program) or .m3asm (source)" in got.err
     got = call(capfd, "compile", HELLO, "-o", program)
     assert got.code == 1 and "is no model file" in got.err
 
@@ -145,7 +145,7 @@ def test_explaining_nothing(capfd, tmp_path):
     assert got.code == 1 and "nothing is compiled at begin: SENSE" in got.err and "slow path" in got.err
     assert "no such label; there are begin" in call(capfd, "explain", slow, "--at", "end").err
     got = call(capfd, "explain", TENSORS, "--kernel", "matmul")
-    assert got.code == 1 and "has none of that name; it has matmul_columns_f32" in got.err
+    assert got.code == 2 and "has none of that name; it has matmul_columns_f32" in got.err
 
 
 def test_models(capfd, monkeypatch, tmp_path):

@@ -73,7 +73,7 @@ def test_bad_bindings(capfd, tmp_path, binding, word):
     prog = source(tmp_path, "STREAM rX\nHALT\n")
     got = call(capfd, "run", prog, "--bind", binding)
     errors = [line for line in got.err.splitlines() if line.startswith("error: ")]
-    assert got.code == 1 and len(errors) == 1 and word in errors[0] and got.out == ""
+    assert got.code == 2 and len(errors) == 1 and word in errors[0] and got.out == ""
 
 
 def test_everything_else_goes_to_standard_error(capfd, tmp_path):
@@ -97,7 +97,7 @@ def test_ir_after_passes(capfd):
     got = call(capfd, "run", EXAMPLES / "tensors.m3asm", "--backend", "cpu", "--print-ir-after", "cse")
     assert "after cse" in got.err and "after dce" not in got.err
     got = call(capfd, "run", EXAMPLES / "tensors.m3asm", "--print-ir-after", "nix")
-    assert got.code == 1 and "no such pass; there are lift, " in got.err
+    assert got.code == 2 and "no such pass; there are lift, " in got.err
 
 
 def test_checked_mode_compares_and_notices(capfd, monkeypatch):
@@ -141,7 +141,7 @@ def test_a_profile_of_a_model_names_its_opcodes(capfd):
 
 def test_programs_refuse_a_models_options(capfd):
     got = call(capfd, "run", HELLO, "--temp", "1", "--chat")
-    assert got.code == 1 and "--temp, --chat: belong to model files" in got.err
+    assert got.code == 2 and "--temp, --chat: belong to model files" in got.err
 
 
 def test_files_stay_in_their_folder(capfd, tmp_path):

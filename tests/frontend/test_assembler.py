@@ -129,7 +129,7 @@ def test_data_from_a_file(tmp_path):
     source.write_text('.data\nw: .f32 FILE="w.npy"\n.text\nHALT\n')
     p = assemble_file(source)
     assert p.value(p.symbol("w")).data.tolist() == [[0, 1, 2], [3, 4, 5]]
-    for name, message in (("d.npy", "holds float64"), ("bad.npy", "not a NumPy file"),
+    for name, message in (("d.npy", "holds float64"), ("bad.npy", "not a .npy file of numbers: it is damaged"),
                           ("none.npy", "no file none.npy")):
         source.write_text(f'.data\nw: .f32 FILE="{name}"\n')
         with pytest.raises(AssemblyError, match=message):

@@ -14,6 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from m3jit.errors import UserError
 from m3jit.paths import cache_root
 
 _MAGIC = b"m3jitobj1"
@@ -28,13 +29,24 @@ def default_directory() -> Path | None:
     return None if root is None else root / "cpu"
 
 
+def _limit_bytes() -> int:
+    """$M3JIT_CACHE_MB in bytes.  UserError when it is no number of megabytes."""
+    text = os.environ.get("M3JIT_CACHE_MB", "") or _DEFAULT_MB
+    try:
+        limit = int(float(text) * (1 << 20))
+    except (ValueError, OverflowError):
+        limit = -1
+    if limit < 0:
+        raise UserError(f"M3JIT_CACHE_MB={text}: expected a number of megabytes, such as 512 (0: keep nothing)")
+    return limit
+
+
 class DiskCache:
     """Content-addressed store of byte strings."""
 
     def __init__(self, directory: Path | str | None = None, limit_bytes: int | None = None):
         self.directory = Path(directory) if directory is not None else default_directory()
-        self.limit = limit_bytes if limit_bytes is not None else \
-            int(float(os.environ.get("M3JIT_CACHE_MB", _DEFAULT_MB)) * (1 << 20))
+        self.limit = limit_bytes if limit_bytes is not None else _limit_bytes()
         self.reason = "" if self.directory is not None else "M3JIT_CACHE_DIR is empty"
         self.corrupt = 0
         self._stores = 0

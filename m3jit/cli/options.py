@@ -1,0 +1,88 @@
+"""Values of options: numbers that are finite and within bounds, sizes, names of registers.
+
+What does not fit is wrong usage (exit code 2), and the message names the option.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from m3jit.errors import UserError, brief
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+SMALLEST, LARGEST = 1 << 20, 1 << 62                   # bytes of a --memory-limit
+MAX_SECONDS = 1e8                                      # about three years
+MAX_STEPS = 2 ** 62
+
+
+class UsageError(UserError):
+    """A command was called in a way it does not have; the message names the option or argument."""
+    exit_code = 2
+
+
+class Finite(click.ParamType):
+    """A float from `low` to `high`; inf and nan are none.  low_open: `low` itself is not allowed."""
+    name = "number"
+
+    def __init__(self, low: float, high: float, low_open: bool = False):
+        self.low, self.high, self.low_open = low, high, low_open
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; click's BadParameter otherwise."""
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number", param, ctx)
+        if not math.isfinite(number) or not self.low <= number <= self.high or self.low_open and number == self.low:
+            low = f"over {self.low:g}" if self.low_open else f"{self.low:g}"
+            self.fail(f"{value} is not a number from {low} to {self.high:g}" if not self.low_open else
+                      f"{value} is not a number {low} and at most {self.high:g}", param, ctx)
+        return number
+
+
+class Size(click.ParamType):
+    """Bytes of "512M", "2g", "1000000"."""
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bytes; click's BadParameter otherwise."""
+        if isinstance(value, int):
+            return value
+        number, unit = value.strip().lower().removesuffix("ib").removesuffix("b"), ""
+        if number and number[-1] in UNITS:
+            number, unit = number[:-1], number[-1]
+        try:
+            size = int(float(number) * UNITS[unit])
+        except (ValueError, OverflowError):
+            self.fail(f"{value}: expected a size such as 512M or 2G", param, ctx)
+        if size < SMALLEST:
+            self.fail(f"{value}: less than a megabyte holds no program", param, ctx)
+        if size > LARGEST:
+            self.fail(f"{value}: more than any machine has; expected a size such as 512M or 2G", param, ctx)
+        return size
+
+
+SECONDS = Finite(0, MAX_SECONDS, low_open=True)
+STEPS = click.IntRange(1, MAX_STEPS)
+
+
+def register_of(vm: Any, option: str, name: str) -> Any:
+    """The register an option names.  UsageError: the program has none of that name."""
+    try:
+        return vm.register(name)
+    except UserError as error:
+        raise UsageError(f"{option} {brief(name)}: {error}") from None
+
+
+def bind(vm: Any, bindings: tuple[str, ...]) -> None:
+    """Set what `--bind` options say.  UsageError names the option: no such register, or a value it cannot hold."""
+    from m3jit.cli.bindings import parse_binding
+    for text in bindings:
+        name, value = parse_binding(text)
+        register = register_of(vm, "--bind", name)
+        try:
+            vm.set(register, value)
+        except UserError as error:
+            raise UsageError(f"--bind {brief(text)}: {error}") from None
