@@ -32,6 +32,15 @@ from m3jit.vm.waiting import Signal
 MAIN = 1                                               # number of the first context
 
 
+def check_limits(max_steps: int | None, timeout: float | None) -> None:
+    """UserError unless the limits of a run are positive and finite (None: no limit)."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or
+                                not 0 < timeout <= threading.TIMEOUT_MAX):
+        raise UserError(f"timeout={timeout!r}; seconds, over 0 and at most {threading.TIMEOUT_MAX:.0f}, or None")
+    if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0):
+        raise UserError(f"max_steps={max_steps!r}; a number of instructions, or None")
+
+
 class VM(HostStreams):
     """Runs one program.  Every method may be called from any thread; a run lets others in between two slices.
 
@@ -50,6 +59,7 @@ class VM(HostStreams):
                  ring_capacity: int = DEFAULT_CAPACITY, profile: bool = False,
                  record: bool = False, replay: list | None = None, xp: Any = None, regions: Any = None,
                  extensions: Any = None):
+        check_limits(max_steps, timeout)
         self.image = Image(program)
         self.backend, self.threads, self.max_steps, self.timeout = backend, threads, max_steps, timeout
         self.models, self.wait_input, self.seed = models or NoModels(), wait_input, seed
@@ -353,7 +363,13 @@ class VM(HostStreams):
             return
         self._closed = True
         error: BaseException | None = None
-        for sink in [*self.sinks.values(), *self.rings.values()]:
+        sinks = [*self.sinks.values(), *self.rings.values()]
+        for prepare in [s.prepare for s in sinks if complete and hasattr(s, "prepare")]:
+            try:                                       # all files are complete before the first gets its name
+                prepare()
+            except Exception as e:
+                error = error or e
+        for sink in sinks:
             try:
                 sink.close(complete and error is None)
             except Exception as e:

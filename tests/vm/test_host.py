@@ -10,7 +10,7 @@ import pytest
 
 from m3jit.errors import Interrupted, LimitError, Trap, UnsupportedError, UserError
 from m3jit.vm.vm import VM
-from tests.vm.programs import ins, machine
+from tests.vm.programs import ins, machine, run
 
 FOREVER = "LOADI r1, 0\nloop: ADDI r1, r1, 1\nJUMP loop"
 COUNT = "LOADI r1, 0\nmore: STREAM r1\nADDI r1, r1, 1\nCOMPARE r1, {n}\nIF_LESS more\nHALT"
@@ -194,3 +194,31 @@ def test_a_compiled_region_is_asked_where_it_begins():
     vm.run()
     assert vm.get("R1") == 34 and regions.calls == 7       # 1, 11, 12, 22, 23, 33, 34
     assert vm.retired == 1 + 3 * 30 + 4 * 3 + 1
+
+
+@pytest.mark.parametrize("limits", [{"timeout": t} for t in (0, -1.0, float("nan"), float("inf"), 1e300, "1", True)] +
+                         [{"max_steps": n} for n in (-1, 1.5, float("inf"), True)])
+def test_limits_that_are_none(limits):
+    with pytest.raises(UserError, match=next(iter(limits))):
+        machine("HALT\n", **limits)
+
+
+def test_files_get_their_names_together(tmp_path, monkeypatch):
+    """A file that cannot be completed leaves none of the run's files, and what stood there before."""
+    from m3jit.vm.streams import FileSink
+    (tmp_path / "a.txt").write_text("old")
+    source = 'LOADS r1, "x"\nSTREAM r1, FILE NAME="a.txt"\nSTREAM r1, FILE NAME="b.txt"\nHALT\n'
+    monkeypatch.setattr(FileSink, "prepare", lambda self: 1 / 0 if self.name.endswith("b.txt") else None)
+    with pytest.raises(ZeroDivisionError):
+        run(source, files=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"] and (tmp_path / "a.txt").read_text() == "old"
+
+
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+def test_tensors_that_no_machine_holds(backend):
+    for shape in ("2147483647, 2147483647, 2147483647, 2147483647, 2147483647", "2147483647, 2147483647"):
+        vm = machine(f"LOADI r2, 7\nTENSOR r1, SHAPE=[{shape}]\nHALT\n", backend=backend)
+        with pytest.raises(Trap, match="out of memory") as caught:
+            vm.run()
+        assert caught.value.pc == 8 or caught.value.instruction.startswith("TENSOR")
+        assert vm.get("R2") == 7
