@@ -164,7 +164,7 @@ _BINARY = {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{
            "irem": "{0} - idiv({0}, {1}) * {1}", "imin": "np.minimum({0}, {1})", "imax": "np.maximum({0}, {1})",
            "lshr": "lshr({0}, {1})", "fma": "fma({0}, {1}, {2})", "sqrt": "np.sqrt({0})", "neg": "-{0}",
            "abs": "np.abs({0})", "select": "np.where({0}, {1}, {2})[()]", "not": "~{0}", "floor": "np.floor({0})",
-           "rint": "np.rint({0})", "dot4": "dot4({0}, {1}, {2})", "first": "{0}[0]"}
+           "rint": "np.rint({0})", "dot4": "dot4({0}, {1}, {2})", "first": "np.broadcast_to({0}, L)[0]"}
 _BITS = {"i32": "np.int32", "i64": "np.int64", "f32": "np.float32", "f64": "np.float64"}
 
 

@@ -200,9 +200,10 @@ def _saturating(target: str) -> Callable:
     return convert
 
 
-for _t in ("s32", "s64"):
-    for _f in ("f32", "f64"):
+for _f in ("f32", "f64"):
+    for _t in ("s32", "s64"):
         _ARITHMETIC[f"cvt.rzi.{_t}.{_f}"] = (_saturating(_t), [_f], _t)
+    for _t in ("s16", "u16", "s32", "s64", "u32", "u64"):
         _ARITHMETIC[f"cvt.rn.{_f}.{_t}"] = (lambda a, _f=_f: np.asarray(a).astype(_TYPES[_f]), [_t], _f)
 for _f in ("f32", "f64"):
     _ARITHMETIC[f"cvt.rni.{_f}.{_f}"] = (np.rint, [_f], _f)

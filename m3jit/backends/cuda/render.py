@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Sequence
 
+from m3jit.backends.group_memory import group_memory_bytes
+from m3jit.errors import UserError
 from m3jit.ir.loop import MEMORY, Kernel, Value
 
 _TYPE = {"b1": "i1", "i32": "i32", "i64": "i64", "f32": "float", "f64": "double"}
@@ -19,6 +21,7 @@ _INT = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _COMPARE = {"lt": ("slt", "olt"), "le": ("sle", "ole"), "eq": ("eq", "oeq"), "ne": ("ne", "une")}
 TRIPLE = "nvptx64-nvidia-cuda"
+STATIC_SHARED = 48 << 10           # bytes of shared memory a block may declare on every architecture
 
 
 def render_nvptx(kernel: Kernel) -> str:
@@ -26,8 +29,19 @@ def render_nvptx(kernel: Kernel) -> str:
     return _Renderer(kernel).text()
 
 
+def refusal(kernel: Kernel) -> str | None:
+    """Why this kernel cannot run on CUDA, or None."""
+    need = group_memory_bytes(kernel)
+    if need > STATIC_SHARED:
+        return f"{kernel.name} needs {need} bytes of shared memory, a block has {STATIC_SHARED} (use the CPU backend)"
+    return None
+
+
 def render_ptx(kernel: Kernel, arch: str = "sm_80") -> str:
-    """PTX text for one architecture (sm_75, sm_80, sm_90, sm_100)."""
+    """PTX text for one architecture (sm_75, sm_80, sm_90, sm_100).  UserError: a kernel that `refusal` names."""
+    why = refusal(kernel)
+    if why:
+        raise UserError(why)
     import llvmlite.binding as llvm
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -67,7 +81,7 @@ class _Renderer:
         self.label = "entry"
 
     def text(self) -> str:
-        params = ", ".join(f"ptr addrspace(1) %{p.name}" if p.kind == "ptr" else f"{_TYPE[p.kind]} %{p.name}"
+        params = ", ".join(f"ptr addrspace(1) %arg.{p.name}" if p.kind == "ptr" else f"{_TYPE[p.kind]} %arg.{p.name}"
                            for p in self.k.params)
         self._block(self.k.prologue)
         self._block(self.k.body)
@@ -101,7 +115,7 @@ class _Renderer:
         if v.op == "const":
             return literal(v.type, v.attrs["value"])
         if v.op == "param":
-            return "%" + v.attrs["name"]
+            return "%arg." + v.attrs["name"]
         return "%" + v.op if v.op in ("lane", "group") else self.names[id(v)]
 
     def typed(self, v: Value) -> str:

@@ -1,18 +1,23 @@
 """OpenCL backend, first slice: single kernels (elementwise chains, reductions, quantised matrix products).
 
 A device without denormals, infinities and NaNs, fused multiply-add or correctly rounded division and square root is
-refused by name: its results could differ.  Kernels that follow pointers stored in memory (key/value page tables) need
-device addresses and are refused before launch.
+refused by name: its results could differ.  An argument that is an address (the base of key/value pages) is refused before
+launch: OpenCL buffers have none.
 """
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
 
-from m3jit.backends.opencl.render import render_opencl
-from m3jit.errors import UserError
-from m3jit.ir.loop import Kernel, walk
+from m3jit.backends.group_memory import group_memory_bytes, uses_type
+from m3jit.backends.opencl.render import render_opencl, symbol
+from m3jit.errors import InternalError, UserError
+from m3jit.ir.loop import Kernel
+
+BUILD_OPTIONS = ["-cl-std=CL1.2", "-w"]            # no option that loosens arithmetic; -w: no warnings
 
 
 def devices() -> list[Any]:
@@ -24,14 +29,20 @@ def devices() -> list[Any]:
         return []
 
 
+def _missing(config: int) -> list[str]:
+    """What a floating-point configuration lacks of what the contract needs."""
+    import pyopencl as cl
+    need = {"denormals": cl.device_fp_config.DENORM, "infinities and NaNs": cl.device_fp_config.INF_NAN,
+            "fused multiply-add": cl.device_fp_config.FMA, "round to nearest": cl.device_fp_config.ROUND_TO_NEAREST}
+    return [name for name, bit in need.items() if not config & bit]
+
+
 def device_refusal(device: Any) -> str | None:
     """Why a device cannot give the contract's bytes, or None."""
     import pyopencl as cl
-    config = device.single_fp_config
-    need = {"denormals": cl.device_fp_config.DENORM, "infinities and NaNs": cl.device_fp_config.INF_NAN,
-            "fused multiply-add": cl.device_fp_config.FMA, "round to nearest": cl.device_fp_config.ROUND_TO_NEAREST,
-            "correctly rounded division and square root": cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT}
-    missing = [name for name, bit in need.items() if not config & bit]
+    missing = _missing(device.single_fp_config)
+    if not device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT:
+        missing.append("correctly rounded division and square root")
     return f"{device.name.strip()}: no {', no '.join(missing)} in single precision" if missing else None
 
 
@@ -72,12 +83,16 @@ class OpenCLEngine:
 
     def refusal(self, kernel: Kernel) -> str | None:
         """Why this kernel cannot run here, or None."""
-        if any(v.op in ("load", "load_lanes") and v.attrs["dtype"] == "i64" and
-               any(p.name == "table" for p in kernel.params) for v in walk(kernel.body)):
-            return f"{kernel.name} follows addresses stored in memory; OpenCL buffers have none (use the CPU backend)"
-        uses_f64 = any(v.type == "f64" for v in walk(kernel.body))
-        if uses_f64 and "cl_khr_fp64" not in self.device.extensions:
-            return f"{kernel.name} computes in f64, {self.device.name.strip()} has no cl_khr_fp64"
+        name = self.device.name.strip()
+        if uses_type(kernel, "f64"):
+            missing = _missing(self.device.double_fp_config) if "cl_khr_fp64" in self.device.extensions else ["f64"]
+            if missing:
+                return f"{kernel.name} computes in f64, {name} has no {', no '.join(missing)} there (use the CPU backend)"
+        need, have = group_memory_bytes(kernel), self.device.local_mem_size
+        if need > have:
+            return f"{kernel.name} needs {need} bytes of local memory, {name} has {have} (use the CPU backend)"
+        if kernel.lanes > self.device.max_work_group_size:
+            return f"{kernel.name} has {kernel.lanes} lanes, a work-group of {name} holds {self.device.max_work_group_size}"
         return None
 
     def supports(self, kernel: Kernel) -> bool:
@@ -92,13 +107,23 @@ class OpenCLEngine:
             raise UserError(why)
         digest = kernel.digest()
         if digest not in self.built:
-            program = self.cl.Program(self.context, render_opencl(kernel)).build(cache_dir=False)
-            self.built[digest] = self.cl.Kernel(program, kernel.name)
+            self.built[digest] = self._build(kernel)
         built = self.built[digest]
 
         def call(args: list[Any], nthreads: int = 1) -> None:
             self._launch(built, kernel, args)
         return call
+
+    def _build(self, kernel: Kernel) -> Any:
+        source = render_opencl(kernel)
+        try:
+            program = self.cl.Program(self.context, source).build(BUILD_OPTIONS, cache_dir=False)
+        except self.cl.Error as e:
+            path = Path(tempfile.mkdtemp(prefix="m3jit-opencl-")) / f"{kernel.name}.cl"
+            path.write_text(f"// {self.device.platform.version} on {self.device.name}\n{source}\n/*\n{kernel}*/\n")
+            raise InternalError(f"{self.device.name.strip()}'s compiler rejects kernel {kernel.name}, which is a mistake in "
+                                f"m3jit; the source and the loop IR are in {path}: {e}") from e
+        return self.cl.Kernel(program, symbol(kernel.name))
 
     def _launch(self, built: Any, kernel: Kernel, args: list[Any]) -> None:
         cl, flags = self.cl, self.cl.mem_flags
@@ -106,6 +131,9 @@ class OpenCLEngine:
         back = []
         for p, a in zip(kernel.params, args):
             if p.kind == "ptr":
+                if not isinstance(a, np.ndarray):
+                    raise UserError(f"kernel {kernel.name}: argument {p.name} is an address ({a!r}); OpenCL buffers have none, "
+                                    "an array is needed (use the CPU backend)")
                 host = np.ascontiguousarray(a)
                 buffer = cl.Buffer(self.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=host) \
                     if host.nbytes else cl.Buffer(self.context, flags.READ_WRITE, 16)
@@ -128,6 +156,6 @@ def grid_of(kernel: Kernel, args: list[Any]) -> int:
     """Number of groups: the prologue evaluated on the host."""
     from m3jit.backends.python import runtime_plain
     from m3jit.backends.python.render import render_grid
-    namespace = dict(vars(runtime_plain))
-    exec(render_grid(kernel), namespace)
-    return int(namespace["grid"](*[a if p.kind != "ptr" else 0 for p, a in zip(kernel.params, args)]))
+    names = dict(runtime_plain.namespace(kernel.lanes))
+    exec(render_grid(kernel), names)
+    return int(names["grid"](*[a if p.kind != "ptr" else 0 for p, a in zip(kernel.params, args)]))

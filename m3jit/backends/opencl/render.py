@@ -5,6 +5,7 @@ local memory.  One operation per statement and FP_CONTRACT OFF, so that nothing 
 """
 from __future__ import annotations
 
+import re
 from typing import Sequence
 
 from m3jit.ir.loop import MEMORY, Kernel, Value
@@ -62,6 +63,18 @@ int dot4(int acc, int u, int s) {
 """
 
 
+_RESERVED = frozenset("""
+    auto break case char const continue default do double else enum extern float for goto if inline int long register
+    restrict return short signed sizeof static struct switch typedef union unsigned void volatile while half bool uchar
+    ushort uint ulong size_t kernel global local constant private generic pipe lane group tree fma sqrt floor rint fabs abs
+    dot4 barrier f32_from_f16 f16_from_f32 bf16_from_f32""".split())
+
+
+def symbol(name: str) -> str:
+    """A name OpenCL C accepts."""
+    return name + "_" if name in _RESERVED or re.fullmatch(r"[uv]\d+", name) else name
+
+
 def render_opencl(kernel: Kernel) -> str:
     """OpenCL C 1.2 of one kernel; launch it with grid x lanes work-items in groups of `lanes`."""
     return PRELUDE + "\n" + _Renderer(kernel).text()
@@ -78,13 +91,13 @@ class _Renderer:
     def text(self) -> str:
         params = []
         for p in self.k.params:
-            params.append(f"__global uchar *{p.name}, long {p.name}_offset" if p.kind == "ptr"
-                          else f"{_TYPE[p.kind]} {p.name}")
+            name = symbol(p.name)
+            params.append(f"__global uchar *{name}, long {name}_offset" if p.kind == "ptr" else f"{_TYPE[p.kind]} {name}")
         self._block(self.k.prologue, 1)
         self._block(self.k.body, 1)
         body, self.lines = self.lines, []
         n = self.k.lanes
-        out = [f"__kernel __attribute__((reqd_work_group_size({n}, 1, 1)))", f"void {self.k.name}({', '.join(params)}) {{"]
+        out = [f"__kernel __attribute__((reqd_work_group_size({n}, 1, 1)))", f"void {symbol(self.k.name)}({', '.join(params)}) {{"]
         for s in self.scratch.values():
             size = MEMORY[s.attrs["dtype"]][0]
             out.append(f"    __local uchar {self.name(s)}[{s.attrs['count'] * size}] __attribute__((aligned(16)));")
@@ -101,7 +114,7 @@ class _Renderer:
         if v.op == "const":
             return constant(v.type, v.attrs["value"])
         if v.op == "param":
-            return v.attrs["name"]
+            return symbol(v.attrs["name"])
         return v.op if v.op in ("lane", "group") else self.name(v)
 
     def emit(self, depth: int, text: str) -> None:
@@ -233,9 +246,10 @@ class _Renderer:
             case "fma" | "sqrt" | "floor" | "rint" | "dot4":
                 return f"{op}({', '.join(a)})"
             case "neg":
-                return f"({_TYPE[t]})(0u - ({_UNSIGNED[t]}){a[0]})" if t in _UNSIGNED else f"-{a[0]}"
+                return f"({_TYPE[t]})(0u - ({_UNSIGNED[t]}){a[0]})" if t in _UNSIGNED else f"-({a[0]})"
             case "abs":
-                return f"({_TYPE[t]})abs({a[0]})" if t in _UNSIGNED else f"fabs({a[0]})"
+                # not abs(): of the most negative number it is undefined to PoCL's compiler
+                return f"{a[0]} < 0 ? ({_TYPE[t]})(0u - ({_UNSIGNED[t]}){a[0]}) : {a[0]}" if t in _UNSIGNED else f"fabs({a[0]})"
             case "shl":
                 return f"({_TYPE[t]})(({_UNSIGNED[t]}){a[0]} << {a[1]})"
             case "lshr":
