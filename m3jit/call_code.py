@@ -211,9 +211,25 @@ class _Writer:
                 store = next(s for s in self.region.exits[self.variant.done[0]].stores if s.word == word and
                              s.key == self.program._out_keys[i])
                 self.shape_of[i] = tuple(eval_dim(dim, self.syms) for dim in store.type.shape)
-                out.append(f"{fresh} if out is None else take(out, {i}, s{word}, t{word}, ({', '.join(args)},))")
+                out += [f"if out is None: {fresh}", "else:", *("    " + x for x in self._given_output(word, i, args))]
             out.append(f"w[{word}] = {_address(f'o{word}')}")
         return out
+
+    def _given_output(self, word: int, i: int, args: list[str]) -> list[str]:
+        """The caller's array where it can take the result as it is; `take` for everything unusual about it."""
+        o = f"o{word}"
+        self.env.update({"nd": np.ndarray, f"g{word}": self.shape_of[i]})
+        at = dict((self.index[k], w) for k, w in self.region.pointers)
+        ranges = [(f"w[{at[k]}]" if k in at else _address(a), f"{a}.nbytes")
+                  for k, a in enumerate(args) if self.tensor[k]]
+        earlier = [w for w, _ in self.region.outputs]
+        ranges += [(f"w[{w}]", f"o{w}.nbytes") for w in earlier[:earlier.index(word)]]
+        overlap = " or ".join(f"(p < {a} + {n} and {a} < p + {o}.nbytes)" for a, n in ranges) or "False"
+        return [f"{o} = out[{i}]",
+                f"if {o}.__class__ is nd and {o}.dtype is t{word} and {o}.shape == g{word} and {o}.flags.carray:",
+                f"    p = {_address(o)}",
+                f"    if {overlap}: {o} = empty(s{word}, t{word})",
+                f"else: {o} = take(out, {i}, s{word}, t{word}, ({''.join(a + ', ' for a in args)}))"]
 
     def _launch(self, args: list[str]) -> list[str]:
         call = "launch(argument)" if hasattr(self.variant.native, "call_address") else "launch()"

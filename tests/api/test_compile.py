@@ -1,7 +1,11 @@
 """`m3jit.compile`: arguments, outputs, names, variants, fallbacks, threads, errors, the cost of a call."""
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 import timeit
 
 import ml_dtypes
@@ -415,6 +419,21 @@ def test_native_code_runs_without_the_interpreter_lock():
     done.set()
     t.join(10)
     assert during >= 3
+
+
+def test_ctrl_c_ends_a_compiled_loop():
+    code = ("import m3jit\n"
+            "f = m3jit.compile('top: ADD rN, rN, 0\\nCOMPARE rN, 1\\nIF_NOT_EQUAL top\\nHALT', ['rN'], ['rN'])\n"
+            "f(1)\nprint('ready', flush=True)\n"
+            "try:\n    f(2)\nexcept KeyboardInterrupt:\n    print('interrupted', f(1))")
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=60)[0] == "interrupted 1\n"
+    finally:
+        child.kill()
 
 
 def test_cost_of_a_call():
