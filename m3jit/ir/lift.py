@@ -17,12 +17,14 @@ from m3jit.ir.trace import Recorder, TraceXp, Untraceable
 from m3jit.ir.trace_model import KVRef
 from m3jit.isa.fields import (REQUIRED, SPECIAL, STATE, FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, ShapeField)
 from m3jit.isa.table import Instruction
+from m3jit.isa.types import F32
 
 MAX_VERSIONS = 4
 HUGE = 1 << 62                            # more than any dimension
 MAX_INSTRUCTIONS = 20_000
 Key = Any        # ("R", 5), ("S", 0), ("V", 1), "flags", "rng", ("kvlen", ("S", 0), layer)
 _BANKS = {0: "R", 1: "V", 2: "S"}
+VECTOR = TensorType(F32, (8,))                       # what a V register holds
 
 
 class ProgramView(Protocol):
@@ -286,11 +288,12 @@ class Lifter(Recorder):
                 if end is not None:
                     return self.finish(end)
             else:
-                mark = len(block.body)
+                mark, pending = len(block.body), self.pending
                 try:
                     self.value(ins)
                 except Untraceable as e:
                     del block.body[mark:]
+                    self.pending = pending           # a check of this instruction may have counted those before it
                     return self.finish(self.leave(pc, f"{ins.op.name}: {e}"))
             self.pending += 1
             self.instructions += 1
@@ -378,6 +381,8 @@ class Lifter(Recorder):
             v = self.xp.const(v)
         if not isinstance(v, Node) or isinstance(v.type, OpaqueType) or v.type == B1T:
             raise Untraceable(f"result of kind {getattr(v, 'type', type(v).__name__)}")
+        if isinstance(key, tuple) and key[0] == "V" and v.type != VECTOR:
+            raise Untraceable(f"a V register cannot hold {v.type}")
         self.env[key] = v
 
     def load_constant(self, ins: Instruction) -> Any:

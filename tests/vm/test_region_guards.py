@@ -80,3 +80,22 @@ def test_a_stored_nan_is_canonical_in_a_stream(backend):
     vm.run()
     keys, _ = vm.machine.state_of(vm.main, 0).rows(0)
     assert keys.view(np.uint32).ravel().tolist() == [0x7FC00000, 0x7FC00000, 0x3F800000, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(4,), (9,), (2, 8)])
+def test_a_vector_register_takes_eight_floats(backend, shape):
+    vm = VM(assemble("    RELU V1, rX\n    HALT\n"), backend=backend, threads=1)
+    vm.set("rX", np.ones(shape, np.float32))
+    with pytest.raises(Trap, match="V register holds a F32 tensor of shape"):
+        vm.run()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_instructions_are_counted_before_one_that_is_left_to_the_interpreter(backend):
+    """TOPK of BOOL emits a check and then cannot be compiled: what came before it still counts."""
+    vm = VM(assemble("    ADD rA, rX, rX\n    TOPK rB, rC, K=1\n    HALT\n"), backend=backend, threads=1)
+    vm.set("rX", np.ones((3, 4), np.float32))
+    vm.set("rC", np.array([True, False, True]))
+    vm.run()
+    assert vm.retired == 3
