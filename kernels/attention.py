@@ -212,7 +212,7 @@ class _Attention:
         return b.fold(w, "add")
 
     def mix(self, acc: Sequence[Var], first_row: Value | int, values: Buffer, chunk: int, lo: Value, hi: Value) -> None:
-        """acc[i] folds the weights of row first_row + i times V over keys lo .. hi, 64 elements of the head dimension."""
+        """acc[i] folds the weights of row first_row + i times V over keys lo .. hi, for 64 elements of the head."""
         b, g = self.b, self.g
         mask = _chunk_mask(b, g, chunk)
         with b.loop(lo, hi) as j:

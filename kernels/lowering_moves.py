@@ -185,7 +185,7 @@ def lower_reduce(lw: Lowering, n: Node) -> None:
               [source], [out])
 
 
-# -- drawing a token ----------------------------------------------------------------------------------------------------
+# -- drawing a token --------------------------------------------------------------------------------------------------
 
 @lowers("sample")
 def lower_sample(lw: Lowering, n: Node) -> None:

@@ -1,7 +1,7 @@
 """Moves: bits go from one place to another unchanged.
 
-Transpose, slice, concatenate, broadcast, pad and tile are all `strided_copy` with other strides; a block-quantised tensor
-is moved along its leading axes as bytes.
+Transpose, slice, concatenate, broadcast, pad and tile are all `strided_copy` with other strides; a block-quantised
+tensor is moved along its leading axes as bytes.
 """
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ scale):
     Q6_K  acc = fma(dx, d f32(isum), acc)                             isum = sum_j sc_j sum q (w - 32), 16 sub-blocks
 
 Schedule: 16 lanes = 16 weight rows; 4 bytes of one token's activation are broadcast into dot4, so nothing is summed
-across lanes; nibbles are split on the fly.  The 32-element formats take two tiles of rows at once, half the matrix apart
-(two far streams of memory are faster than one or two near ones), for 4, then 2, then 1 tokens: 2 x 4 sums, a token's
-bytes loaded once for both (Zen 5, one thread, K = 2048, GOP/s: 1 x 8 537-650, 2 x 4 705-760, 2 x 8 680-705, 4 x 4
-720-750).  K-quants, which do more work per vector of weights, take one tile at a time for 8, 4, 2, 1 tokens (1 x 8
-600-650 and 460, 2 x 4 575 and 390 for Q4_K and Q6_K).
+across lanes; nibbles are split on the fly.  The 32-element formats take two tiles of rows at once, half the matrix
+apart (two far streams of memory are faster than one or two near ones), for 4, then 2, then 1 tokens: 2 x 4 sums, a
+token's bytes loaded once for both (Zen 5, one thread, K = 2048, GOP/s: 1 x 8 537-650, 2 x 4 705-760, 2 x 8 680-705,
+4 x 4 720-750).  K-quants, which do more work per vector of weights, take one tile at a time for 8, 4, 2, 1 tokens
+(1 x 8 600-650 and 460, 2 x 4 575 and 390 for Q4_K and Q6_K).
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def activation_block(dtype: DType) -> int:
     return dtype.block
 
 
-# -- one block of some tiles of rows for a tile of tokens ----------------------------------------------------------------
+# -- one block of some tiles of rows for a tile of tokens -------------------------------------------------------------
 # ws: the tile-block of each tile of rows; x: the tokens' records.  Gives [tile][token] (scale, value) pairs:
 # acc = fma(scale, value, acc).  A token's four bytes are loaded once for all tiles.
 
@@ -156,7 +156,8 @@ def _q6_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
             for part in parts:
                 for w, isum, s in zip(ws, isums, sums[part]):
                     _add_scaled(isum, s, b.load_lanes("i8", w.at(32), (first + 2 * part) * 16))
-    return [[(b.load("f32", r, D256), d * b.cvt(t.get(), "f32")) for t, r in zip(isum, x)] for d, isum in zip(ds, isums)]
+    return [[(b.load("f32", r, D256), d * b.cvt(t.get(), "f32")) for t, r in zip(isum, x)]
+            for d, isum in zip(ds, isums)]
 
 
 def _q6_step(b: Builder, quants: Sequence[Buffer], x: Sequence[Buffer], sums: dict[int, Sums], v: int, first: Value,

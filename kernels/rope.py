@@ -54,7 +54,8 @@ def _sincos(b: Builder, angle: Value, sines: Buffer, cosines: Buffer, at: int, m
         put(*scalar_math.sincos(b, angle))
 
 
-def _rotate_halves(b: Builder, head_dim: int, heads: Value, x: Buffer, y: Buffer, sines: Buffer, cosines: Buffer) -> None:
+def _rotate_halves(b: Builder, head_dim: int, heads: Value, x: Buffer, y: Buffer, sines: Buffer,
+                   cosines: Buffer) -> None:
     half = head_dim // 2
     for at in range(0, half, b.lanes):
         mask = None if at + b.lanes <= half else b.lane < half - at

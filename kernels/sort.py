@@ -1,8 +1,8 @@
 """Stable sorting and selection of the k first, along the last axis.
 
 Order: NaN is the largest, -0 = +0, ties go to the lower index in both directions.  An element becomes an unsigned key
-whose order is the wanted one (descending: complemented), and rows are sorted by key, byte by byte from the lowest (radix
-sort): each pass is stable, so the whole is.
+whose order is the wanted one (descending: complemented), and rows are sorted by key, byte by byte from the lowest
+(radix sort): each pass is stable, so the whole is.
 """
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def topk_rows(memory: str, largest: bool = True, ordered: bool = True) -> Kernel
 
 
 def _build(memory: str, descending: bool, topk: bool, ordered: bool) -> Kernel:
-    name = f"{'topk' if topk else 'sort'}_{memory}{'_descending' if descending else ''}{'' if ordered else '_unordered'}"
-    b = Builder(name, 1)
+    flags = ("_descending" if descending else "") + ("" if ordered else "_unordered")
+    b = Builder(f"{'topk' if topk else 'sort'}_{memory}{flags}", 1)
     copy = {"f32": "i32", "f16": "u16", "bf16": "u16"}.get(memory, memory)     # values move as bits
     x, values = b.ptr("x", "r", memory), b.ptr("values", "w", copy)
     indices, work = b.ptr("indices", "w", "i64"), b.ptr("work", "rw", "i32")

@@ -125,7 +125,8 @@ def _map_kernel(function, count: int):
 def apply(function, *arrays: np.ndarray) -> np.ndarray:
     """A scalar_math function over arrays of one shape, by evaluating a kernel of loads, the function, one store."""
     result = np.empty(arrays[0].shape, f32)
-    run_kernel(_map_kernel(function, len(arrays)), [*(np.ascontiguousarray(a, f32) for a in arrays), result, result.size])
+    inputs = [np.ascontiguousarray(a, f32) for a in arrays]
+    run_kernel(_map_kernel(function, len(arrays)), [*inputs, result, result.size])
     return result
 
 

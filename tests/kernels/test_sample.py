@@ -80,8 +80,8 @@ def test_refusals_become_status():
     logits = np.arange(9, dtype=F32)
     assert draw(logits, 5, mask=np.zeros(9, bool)).tolist() == [0, 5, NOTHING_ALLOWED]
     with pytest.raises(OperandError):
-        XP.sample(Tensor.of(logits), 5, mask=Tensor.of(np.zeros(9, bool)), temperature=1.0, top_k=0, top_p=1.0, min_p=0.0,
-                  penalty=1.0)
+        XP.sample(Tensor.of(logits), 5, mask=Tensor.of(np.zeros(9, bool)), temperature=1.0, top_k=0, top_p=1.0,
+                  min_p=0.0, penalty=1.0)
     for bad in (-1, 9):
         assert draw(logits, 5, np.array([1, bad], np.int64), penalty=2.0)[2] == BAD_HISTORY
 
