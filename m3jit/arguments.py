@@ -18,7 +18,10 @@ def register_value(value: Any, name: str) -> Tensor | int | float:
     C-contiguous; float64 is rounded to F32 as everywhere in m3jit; ml_dtypes' bfloat16 becomes BF16.  Numbers become
     integers or floats.  UserError names the argument otherwise."""
     if isinstance(value, Tensor):
-        return value
+        try:
+            return value.checked()
+        except TypeError as e:
+            raise UserError(f"{name}: {e}") from None
     if isinstance(value, np.ndarray):
         return tensor_of(value, name)
     if isinstance(value, (bool, np.bool_, numbers.Integral)):

@@ -131,6 +131,21 @@ class Tensor:
             raise TypeError(f"{dtype.name} needs a row length that is a multiple of {dtype.block}, got shape {shape}")
         return cls(dtype, shape, raw.reshape(*shape[:-1], dtype.row_bytes(shape[-1])), key)
 
+    def checked(self) -> "Tensor":
+        """This tensor, for one that comes from outside: over a copy when its array is not aligned and C-contiguous.
+
+        TypeError when the array is not what dtype and shape say; compiled code reads as many bytes as they promise."""
+        packed = self.dtype.is_block and bool(self.shape)
+        rows = (*self.shape[:-1], self.dtype.row_bytes(self.shape[-1])) if packed else self.shape
+        data = np.asarray(self.data)
+        if data.dtype != self.dtype.numpy or data.shape != rows or len(self.shape) > MAX_RANK or \
+                (self.dtype.is_block and (not self.shape or self.shape[-1] % self.dtype.block)):
+            raise TypeError(f"{self!r} over an array {data.dtype} {list(data.shape)}; its array must be "
+                            f"{self.dtype.numpy} {list(rows)}")
+        if data is self.data and data.flags.c_contiguous and data.flags.aligned and data.dtype.isnative:
+            return self
+        return Tensor(self.dtype, self.shape, np.array(data, self.dtype.numpy, order="C"), self.key)
+
     @property
     def size(self) -> int:
         return math.prod(self.shape)

@@ -141,6 +141,11 @@ class VM(HostStreams):
         elif isinstance(value, (str, bytes)):
             raw = value.encode() if isinstance(value, str) else value
             value = Tensor.of(np.frombuffer(raw, np.uint8))
+        elif isinstance(value, Tensor):
+            try:
+                value = value.checked()
+            except TypeError as e:
+                raise UserError(f"{name}: {e}") from None
         reg = self.register(name)
         if reg.bank == SPECIAL or reg.index >= BANK_SIZES[reg.bank] or reg == Reg(0, 255):
             raise UserError(f"{reg} cannot be written")

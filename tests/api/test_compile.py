@@ -14,7 +14,7 @@ import pytest
 
 import m3jit
 from m3jit import compiled
-from m3jit.isa.types import BF16, F16
+from m3jit.isa.types import BF16, F16, F32, Q8_0
 from tests.api.outcomes import exact
 
 CHAIN = """
@@ -150,6 +150,19 @@ def test_what_counts_as_an_array():
         for _ in range(2):                                     # the second call may go another way
             assert f(value).tobytes() == want, type(value)
     assert not x.flags.owndata or x.flags.c_contiguous
+
+
+def test_tensors_that_promise_too_much_are_refused():
+    f = m3jit.compile("ADD rZ, rX, rX\nHALT", ["rX"], ["rZ"])
+    short = m3jit.Tensor(F32, (100,), np.zeros(3, np.float32))
+    for use in (f, lambda t: m3jit.VM(m3jit.assemble("HALT")).set("R0", t)):
+        for bad in (short, m3jit.Tensor(F32, (3,), np.zeros(3, np.int32)),
+                    m3jit.Tensor(F16, (2, 2), np.zeros(4, np.float16)),
+                    m3jit.Tensor(Q8_0, (32,), np.zeros(32, np.uint8))):
+            with pytest.raises(m3jit.UserError, match="its array must be"):
+                use(bad)
+    scalar = m3jit.Tensor(BF16, (), np.uint16(0x4000))                                         # no array at all
+    assert f(scalar).data.view(ml_dtypes.bfloat16) == 4
 
 
 def test_arguments_by_name_and_their_errors():
