@@ -120,7 +120,7 @@ def _names_its_kind(text: str) -> bool:
 def _usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     hint = f" (`{context.command_path} --help` lists what there is)" if context is not None else ""
-    return _say(f"error: {error.format_message().rstrip('.')}{hint}", error.exit_code)
+    return _say(f"error: {brief(error.format_message().rstrip('.'))}{hint}", error.exit_code)
 
 
 def _say(text: str, code: int) -> int:

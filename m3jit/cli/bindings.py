@@ -45,7 +45,7 @@ def parse_value(text: str) -> Any:
     if text[0] in "\"'":
         if len(text) < 2 or text[-1] != text[0]:
             raise ValueError("the text has no closing quote")
-        return json.loads(text) if text[0] == '"' else text[1:-1]
+        return _encodable(json.loads(text) if text[0] == '"' else text[1:-1])
     if text[0] == "[":
         return _lists(text, None)
     typed, shaped = _TYPED.match(text), _TYPE.match(text)
@@ -67,6 +67,15 @@ def _dtype(name: str) -> Any:
     return found
 
 
+def _encodable(text: str) -> str:
+    """The text, unless it has no UTF-8 form (half a surrogate pair, bytes of another encoding)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("the text is not Unicode: it has half a surrogate pair, or bytes that are not UTF-8") from None
+    return text
+
+
 def _zeros(dtype: Any, shape: list[int]) -> Any:
     from m3jit.isa.types import MAX_RANK, Tensor
     if len(shape) > MAX_RANK:
@@ -84,11 +93,14 @@ def _lists(text: str, dtype: Any) -> Any:
         values = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"the lists cannot be read: {error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError("the lists nest too deep") from None
     array = np.array(values)                           # ValueError: rows of different lengths
     if array.dtype.kind not in "iufb":
         raise ValueError("the lists hold something other than numbers")
     if dtype is BF16:
-        bits = array.astype(np.float32).view(np.uint32)
+        with np.errstate(over="ignore"):
+            bits = array.astype(np.float32).view(np.uint32)
         return Tensor(BF16, array.shape, ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16))
     if dtype is not None and dtype.is_block:
         raise ValueError(f"{dtype.name} is packed; bind zeros ({dtype.name.lower()}[...]) or QUANT a float tensor")
@@ -96,7 +108,8 @@ def _lists(text: str, dtype: Any) -> Any:
         low, high = np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max
         if array.min() < low or array.max() > high or (array != np.rint(array)).any():
             raise ValueError(f"{dtype.name} holds the integers {low} to {high}")
-    return Tensor.of(array, dtype)
+    with np.errstate(over="ignore"):                   # beyond the type's range: infinity, as CAST gives
+        return Tensor.of(array, dtype)
 
 
 def _from_file(path: str) -> Any:

@@ -25,7 +25,7 @@ def compile_model(model: str, output: str, sampling: dict[str, Any], seed: int |
 
     The weights stay in the model file; the program names it.
     """
-    from m3jit.cli.what import find
+    from m3jit.cli.what import find, nameable
     from m3jit.models.provider import Models
     what = find(model)
     if what.kind != "model":
@@ -33,7 +33,7 @@ def compile_model(model: str, output: str, sampling: dict[str, Any], seed: int |
     if os.path.splitext(output)[1].lower() not in (".m3b", ".m3asm") and output != "-":
         raise UsageError(f"{output}: give the output a name that ends in .m3b (program) or .m3asm (source)")
     keep_inputs(output, what.reference)
-    named = reference or (what.reference if not os.path.exists(what.reference) else os.path.abspath(what.reference))
+    named = nameable(reference, "--reference") if reference else (what.reference if not os.path.exists(what.reference) else os.path.abspath(what.reference))
     models = Models()
     loaded = models.load(what.reference)
     seed = None if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63

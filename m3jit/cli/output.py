@@ -67,7 +67,7 @@ def observe(vm: Any, options: dict[str, Any]) -> Observers:
     if options["profile"]:
         from m3jit.cli.profile import time_launches
         time_launches(vm)
-    if options["trace"]:
+    if options["trace"] is not None:
         from m3jit.cli.trace import Trace
         observers.trace = Trace(vm, options["trace"])
     return observers

@@ -59,7 +59,7 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     found = whats.find(what)
     keep_inputs(options["trace"], found.reference, *options["inputs"])
     models = whats.LazyModels()
-    prompts: list[Any] = [*options["prompts"]]
+    prompts: list[Any] = [os.fsencode(text).decode("utf-8", "replace") for text in options["prompts"]]
     if found.kind == "model":
         program, prompts = _model_program(found, models, sampling, prompts, options)
     else:

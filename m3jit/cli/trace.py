@@ -10,6 +10,7 @@ import os
 import time
 from typing import Any
 
+from m3jit.cli.options import UsageError
 from m3jit.cli.terminal import note, write_file
 
 FAST = ("next", "jump", "branch", "interrupt")         # control flow that stays on the fast path
@@ -20,6 +21,8 @@ class Trace:
     """Watches one machine; `write` makes the file."""
 
     def __init__(self, vm: Any, path: str):
+        if not path or os.path.isdir(path):
+            raise UsageError(f"--trace {path or repr(path)}: expected the name of a file")
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
             raise FileNotFoundError(2, "there is no such folder", folder)

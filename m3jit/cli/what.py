@@ -55,7 +55,7 @@ def find(name: str | None) -> What:
         if magic == PROGRAM_MAGIC or suffix == ".m3b":
             return What("program", name)
         if magic == MODEL_MAGIC or suffix == ".gguf":
-            return What("model", name)
+            return What("model", nameable(name, "the name of a model file"))
         return What("source", name)
     from m3jit.models import store
     if name in store.SOURCES:
@@ -68,6 +68,15 @@ def find(name: str | None) -> What:
     hint = suggest(os.path.basename(name), [*near, *names])
     raise UserError(f"{name or repr(name)}: no such file, and no model of that name (models: {', '.join(names)})"
                     + (f"; {hint}" if hint else ""))
+
+
+def nameable(name: str, what: str) -> str:
+    """The name, which programs can hold.  UserError when it is not UTF-8."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{name}: {what} must be UTF-8, for programs name it; rename the file") from None
+    return name
 
 
 def open_program(what: What, search: tuple[str, ...] = (), bound: tuple[str, ...] = ()) -> Any:

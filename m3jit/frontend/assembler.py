@@ -77,6 +77,7 @@ class _Assembler:
 
     def __init__(self, text: str, filename: str, search: Iterable[str], allow_undefined: bool):
         self.source: Source = split(text, filename)
+        self.origin = filename.encode("utf-8", "replace").decode()        # the source map holds UTF-8
         here = os.path.dirname(os.path.abspath(filename)) if not filename.startswith("<") else os.getcwd()
         self.search = [here, *search]
         self.errors: list[SourceError] = []
@@ -160,7 +161,7 @@ class _Assembler:
         tail = self._tail(s, quirk.tail) if quirk and quirk.tail else b""
         bound = binding.bind(row, s, place)
         self.names.note_registers([o.value for o in s.operands], self.scope)
-        origin = self.loc or (self.source.file, s.head.line)
+        origin = self.loc or (self.origin, s.head.line)
         self.placed.append(_Placed(self.pc, bound, s, self.scope, origin, tail))
         self.pc += escape_length(row.code, len(tail)) if row.code in ESCAPES and not named else bound.row.size
 

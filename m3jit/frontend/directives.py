@@ -234,7 +234,7 @@ class Directives:
         references: list[tuple[int, str, int, Token]] = []
 
         def address(value: Value, offset: int) -> int:
-            references.append((offset, *split_address(value.text), value.token))
+            references.append((offset, *split_address(value), value.token))
             return 0
         shape, raw = parse_blob(dtype, s, self._place(), self.run.find, address)
         if len(names.data) + len(raw) > MAX_BLOB:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from m3jit.frontend.errors import suggest
 from m3jit.frontend.lexer import Token, unquote
-from m3jit.frontend.numbers import Literal
+from m3jit.frontend.numbers import Literal, NumberError, parse_number
 from m3jit.frontend.operand_text import TextError
 from m3jit.frontend.pool import StringPool
 from m3jit.frontend.program import LOCAL_LABEL, NAME, NO_SYMBOL, Reloc, RelocKind, Symbol, SymbolKind
@@ -17,6 +17,7 @@ from m3jit.isa.table import Op
 if TYPE_CHECKING:
     from m3jit.frontend.assembler import _Assembler
 
+MAX_ADDEND = 2 ** 31               # of `&name+addend`
 
 
 class NameTable:
@@ -274,7 +275,7 @@ class Place:
         if value.kind == "symbol":
             self.names.relocs.append(Reloc("TEXT", at, RelocKind.VALUE, self._valued(value), 0))
             return 0
-        name, addend = split_address(value.text)
+        name, addend = split_address(value)
         kind = RelocKind.STRING if field.what == "string" else RelocKind.ADDRESS
         i = NO_SYMBOL if name == ".data" else self.names.lookup(value, name)
         if field.what == "string" and i != NO_SYMBOL and self.names._symbols[i].kind != SymbolKind.STRING:
@@ -297,9 +298,17 @@ class Place:
         return i
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """`&name+8` -> ("name", 8)."""
+def split_address(value: Value) -> tuple[str, int]:
+    """`&name+8` -> ("name", 8).  TextError when the distance is too large."""
+    text = value.text
     for i, c in enumerate(text):
         if c in "+-" and i:
-            return text[1:i], int(text[i:], 0)
+            try:
+                addend = parse_number(text[i:]).integer
+            except NumberError as e:
+                raise TextError(value, str(e)) from None
+            if abs(addend) >= MAX_ADDEND:
+                raise TextError(value, f"{text[i:]} is outside -{MAX_ADDEND - 1}..{MAX_ADDEND - 1}, the range of a "
+                                "distance from a name")
+            return text[1:i], addend
     return text[1:], 0

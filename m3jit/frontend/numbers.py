@@ -102,6 +102,8 @@ def _decimal(text: str, body: str, sign: int) -> Literal:
         value *= DURATIONS[suffix]
         if value.denominator != 1:
             raise NumberError(f"{text} is not a whole number of nanoseconds")
+        if abs(value) >= 2 ** 64:
+            raise NumberError(f"{text} is more than 2**64 nanoseconds (584 years)")
         return Literal(text, value, whole=True)
     whole = m[2] is None and "." not in digits
     return Literal(text, value, whole=whole, negative_zero=value == 0 and sign < 0 and not whole)
@@ -138,7 +140,7 @@ def round_to(x: Fraction, fmt: str) -> float:
         q += 1
     value = q * step
     if value >= Fraction(2) ** (high + 1):
-        return math.copysign(math.inf, x)
+        return math.inf if x > 0 else -math.inf         # x itself may be beyond any float
     return float(value) if x > 0 else -float(value)
 
 

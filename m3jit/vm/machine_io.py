@@ -150,18 +150,28 @@ class StreamsView:
         """A source's value as a register holds it."""
         if isinstance(value, (str, bytes)):
             if form in ("AUTO", "TEXT") and model is not None:
-                text = value if isinstance(value, str) else value.decode("utf-8", "replace")
+                raw = text_bytes(value) if isinstance(value, str) else value
+                text = raw.decode("utf-8", "replace")
                 ids = self.model_of(model).encode(text)        # type: ignore[attr-defined]
                 return Tensor(I64, (len(ids),), np.array(ids, np.int64))
             if form in ("AUDIO_PCM",):
                 raise OperandError("the source gives text, not AUDIO_PCM")
-            raw = value.encode("utf-8") if isinstance(value, str) else bytes(value)
+            raw = text_bytes(value) if isinstance(value, str) else bytes(value)
             return Tensor(U8, (len(raw),), np.frombuffer(raw, np.uint8))
         if form == "AUDIO_PCM":
             return _as_pcm(value)
         if isinstance(value, np.ndarray):
             return Tensor.of(np.array(value))
         return normalise(value)
+
+
+def text_bytes(text: str) -> bytes:
+    """A host's text as UTF-8; OperandError when it has none."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise OperandError(f"the text {brief(ascii(text))} has half a surrogate pair, which is not Unicode; give the "
+                           "machine whole characters, or bytes") from None
 
 
 def _outside(what: str, action: Callable[[], Any]) -> Any:

@@ -19,6 +19,7 @@ from m3jit.vm.host_streams import HostStreams
 from m3jit.vm.image import Image
 from m3jit.vm.interpreter import Interpreter
 from m3jit.vm.machine import Machine
+from m3jit.vm.machine_io import text_bytes
 from m3jit.vm.memory import DEFAULT_LIMIT, ContextMemory, MachineMemory, Pages, WeightMap
 from m3jit.vm.models import ModelProvider, NoModels
 from m3jit.vm.recording import Recorder
@@ -139,7 +140,7 @@ class VM(HostStreams):
         if isinstance(value, np.ndarray):
             value = Tensor.of(np.array(value))
         elif isinstance(value, (str, bytes)):
-            raw = value.encode() if isinstance(value, str) else value
+            raw = text_bytes(value) if isinstance(value, str) else value
             value = Tensor.of(np.frombuffer(raw, np.uint8))
         elif isinstance(value, Tensor):
             try:

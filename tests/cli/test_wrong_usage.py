@@ -191,3 +191,36 @@ def test_a_cache_size_that_is_none(text):
     from tests.cli.command import environment
     got = process("run", EXAMPLES / "tensors.m3asm", "--backend", "cpu", env=environment(M3JIT_CACHE_MB=text))
     refused(got, f"M3JIT_CACHE_MB={text}", "megabytes", code=1)
+
+
+# -- texts and numbers that have no form ----------------------------------------------------------------------------
+
+def test_names_and_texts_that_are_not_utf8(capfd, tmp_path):
+    from m3jit.models.provider import DEFAULT_MODEL
+    bad = os.fsdecode(b"q\xff")
+    prog = source(tmp_path, "SENSE r1, USER_INPUT\nSTREAM r1\nHALT\n", f"{bad}.m3asm")
+    assert call(capfd, "run", prog, "-p", f"a{bad}b").out == "aq\ufffdb"
+    assert call(capfd, "asm", prog).code == 0 and call(capfd, "run", tmp_path / f"{bad}.m3b", "-p", "x").out == "x"
+    refused(call(capfd, "run", HELLO, "-b", f"R1='{bad}'"), "--bind R1=", "not Unicode")
+    refused(call(capfd, "run", HELLO, "-b", r'R1="\ud800"'), "--bind R1=", "not Unicode")
+    refused(call(capfd, "run", HELLO, "-b", "R1=" + "[" * 100_000), "--bind R1=", "nest too deep")
+    (tmp_path / f"{bad}.gguf").symlink_to(DEFAULT_MODEL)
+    for command in (["run", tmp_path / f"{bad}.gguf", "-p", "x"], ["compile", tmp_path / f"{bad}.gguf", "-o", "-"],
+                    ["compile", "default", "--reference", bad, "-o", "-"]):
+        refused(call(capfd, *command), "must be UTF-8", code=1)
+    assert call(capfd, "run", HELLO, "-b", "R1=f16:[1e30]").err == ""
+
+
+@pytest.mark.parametrize("text, words", [
+    ("LOADI r1, 1e4990\n", "too large for f64"), ("LOADI r1, -1e400\n", "too large for f64"),
+    ("LOADI r1, 1e4990ns\n", "2**64 nanoseconds"), (".data\n.org 1e4990ns\n", "2**64 nanoseconds"),
+    (".data\nx: .i64 1\n.text\nLOADA r1, &x+" + "9" * 5000 + "\n", "400 are allowed"),
+    (".data\nx: .i64 1\n.text\nLOADA r1, &x-0x80000000\n", "the range of a distance"),
+    ("LOADI r1, " + "9" * 5000 + "\n", "400 are allowed")])
+def test_numbers_without_a_meaning(capfd, tmp_path, text, words):
+    refused(call(capfd, "asm", source(tmp_path, text)), ": error: ", words)
+
+
+def test_distances_are_decimal_however_they_begin(capfd, tmp_path):
+    prog = source(tmp_path, ".data\nx: .i64 1\n.text\nLOADA r1, &x+08\nLOADA r2, &x+8\nSUB r3, r1, r2\nSTREAM r3\nHALT\n")
+    assert call(capfd, "run", prog).out == "0"

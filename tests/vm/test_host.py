@@ -222,3 +222,12 @@ def test_tensors_that_no_machine_holds(backend):
             vm.run()
         assert caught.value.pc == 8 or caught.value.instruction.startswith("TENSOR")
         assert vm.get("R2") == 7
+
+
+def test_text_from_the_host_that_is_no_unicode():
+    vm = machine("SENSE r1, USER_INPUT\nHALT\n")
+    vm.push_input("a\ud800")
+    with pytest.raises(Trap, match="surrogate"):
+        vm.run()
+    with pytest.raises(UserError, match="surrogate"):
+        machine("HALT\n").set("R1", "\ud800")
