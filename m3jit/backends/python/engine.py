@@ -62,6 +62,16 @@ _ELEMENT = {"i8": ctypes.c_int8, "u8": ctypes.c_uint8, "i16": ctypes.c_int16, "u
             "bool": ctypes.c_uint8}
 
 
+def _element(dtype: str, base: int, index: int) -> Any:
+    """Element `index` of an array in memory as a Python number."""
+    if dtype in ("f16", "bf16"):
+        bits = ctypes.c_uint16.from_address(base + 2 * index).value
+        wide = np.uint16(bits).view(np.float16) if dtype == "f16" else np.uint32(bits << 16).view(np.float32)
+        return float(wide)
+    ctype = _ELEMENT[dtype]
+    return ctype.from_address(base + index * ctypes.sizeof(ctype)).value
+
+
 class PythonEngine:
     """engine.kernel(kernel)(args), engine.region(plan).run(frame, nthreads); the same interface as the CPU engine."""
 
@@ -182,6 +192,5 @@ class PythonRegion:
             w = int(frame[s.attrs["word"]])
             return struct.unpack("<d", struct.pack("<q", w))[0] if s.type == "f64" else w
         if s.op == "element":
-            ctype = _ELEMENT[s.attrs["dtype"]]
-            return ctype.from_address(args[0] + args[1] * ctypes.sizeof(ctype)).value
+            return _element(s.attrs["dtype"], args[0], args[1])
         return SCALARS[s.op](*args)
