@@ -84,7 +84,8 @@ class Generator:
             (1, self.pad), (1, self.tile), (2, self.transpose), (1, self.gather), (1, self.scatter), (3, self.cast),
             (1, self.quantize), (1, self.filled), (2, self.norm), (2, self.matvec), (0.7, self.ffn), (0.7, self.embed),
             (1, self.rope), (0.7, self.attention), (0.4, self.sparse), (0.7, self.convolution), (1, self.sanity),
-            (1, self.dim), (1, self.element), (1, self.scalars), (1, self.scaled), (0.7, self.draw), (0.4, self.sample)]
+            (1, self.dim), (1, self.element), (1, self.scalars), (1, self.immediate), (0.7, self.moved),
+            (1, self.scaled), (0.7, self.draw), (0.4, self.sample)]
         if mixed:
             self.makers.append((2, self.digest))
 
@@ -474,6 +475,26 @@ class Generator:
         integer = ("AND", "XOR", "SHL", "SAR") if kind == "int" else ()
         name = self.rng.choice(("ADDS", "SUB", "MULS", "MIN", "MAX") + integer)
         return self.emit(name, None, None, a.value, b.value, kind=kind)
+
+    def immediate(self) -> bool:
+        a = self.pick(lambda i: i.kind == "int")
+        name = self.rng.choice(("ADDI", "SUBI", "MULI", "DIVI", "MODI", "ANDI", "ORI", "XORI", "SHLI", "SHRI", "SARI",
+                                "MINI", "MAXI"))
+        return a is not None and self.emit(name, None, None, a.value, self.rng.choice((1, 3, -7, 62)), kind="int")
+
+    def moved(self) -> bool:
+        """MOV, NEG, CVT, SELECT and RNG_SEED."""
+        a, b = self.pick(lambda i: i.kind == "int"), self.pick(lambda i: i.kind == "float")
+        any_ = self.pick(lambda i: True)
+        if a is None or b is None:
+            return False
+        return self.rng.choice((
+            lambda: self.emit("MOV", any_.dtype, any_.shape, any_.value, kind=any_.kind),
+            lambda: self.emit("NEG", None, None, b.value, kind="float"),
+            lambda: self.emit("CVT", None, None, a.value, "FLOAT", kind="float"),
+            lambda: self.emit("CVT", None, None, b.value, "INT", kind="int"),
+            lambda: self.emit("SELECT", None, None, a.value, b.value, b.value, kind="float"),
+            lambda: self.op.RNG_SEED(seed=self.rng.choice((a.value, 77))) is None))()
 
     def digest(self) -> bool:
         x = self.tensor()
