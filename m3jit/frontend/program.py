@@ -121,6 +121,14 @@ class Program:
         return {s.name: s for s in reversed(self.symbols) if s.kind != SymbolKind.REGISTER}
 
     @cached_property
+    def _labels(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for s in self.symbols:
+            if s.kind == SymbolKind.FUNC or s.kind == SymbolKind.LABEL and s.value not in found:
+                found[s.value] = s.name
+        return found
+
+    @cached_property
     def _line_starts(self) -> list[int]:
         return [entry.pc for entry in self.lines]
 
@@ -192,11 +200,7 @@ class Program:
 
     def label_at(self, pc: int) -> str | None:
         """A function or label name at that pc."""
-        found = None
-        for s in self.symbols:
-            if s.value == pc and s.kind in (SymbolKind.LABEL, SymbolKind.FUNC):
-                found = s.name if found is None or s.kind == SymbolKind.FUNC else found
-        return found
+        return self._labels.get(pc)
 
     def needs(self) -> int:
         """The REQUIRED capability mask that follows from TEXT."""
