@@ -92,6 +92,7 @@ class CompiledRegion:
         self.types += [(k, None) for k in sorted(region.function.nulls, key=repr)]
         self.layouts: dict[tuple, list[Layout]] = {}
         self.lock = threading.Lock()
+        self.one_round = bool(region.kv) and appends_in_a_loop(region.function)
         self.weight_words: list[tuple[int, int]] | None = None
         self.keep: list[Any] = []
         self.entries = 0
@@ -167,7 +168,7 @@ class CompiledRegion:
         for word, a in fresh.items():
             frame[word] = a.__array_interface__["data"][0]
         frame[FrameWord.STOP] = stop_address
-        frame[FrameWord.BUDGET] = budget
+        frame[FrameWord.BUDGET] = 1 if self.one_round else budget        # rows are reserved for one round
         number = layout.call()
         retired = int(frame[FrameWord.RETIRED])
         if number == r.abandon:
@@ -239,6 +240,22 @@ class CompiledRegion:
             regs.set(k, v)
         for k, by_layer in lengths.items():
             regs.set(k, commits[k].with_lengths(by_layer))
+
+
+def appends_in_a_loop(f: Any) -> bool:
+    """Whether a block that appends to a KV stream can be executed again before the region is left."""
+    for block in f.blocks:
+        if any(n.op == "kv_append" for n in block.nodes()):
+            seen: set[int] = set()
+            todo = [e.target for e in block.edges()]
+            while todo:
+                at = todo.pop()
+                if at is block:
+                    return True
+                if id(at) not in seen:
+                    seen.add(id(at))
+                    todo += [e.target for e in at.edges()]
+    return False
 
 
 def new_array(shape: list[int], dtype: Any) -> np.ndarray:

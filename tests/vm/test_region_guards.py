@@ -99,3 +99,28 @@ def test_instructions_are_counted_before_one_that_is_left_to_the_interpreter(bac
     vm.set("rC", np.array([True, False, True]))
     vm.run()
     assert vm.retired == 3
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 63, 64, 65, 200])
+@pytest.mark.parametrize("backend", ["cpu", "auto"])
+def test_a_stream_that_grows_in_a_compiled_loop(backend, rounds):
+    """Rows are reserved for one round of a loop; every round gets its own."""
+    source = f"""
+.data
+a: .f32 [[1, 2, 3, 4]]
+.text
+    LOADV rA, @a
+    LOADI rN, {rounds}
+top:
+    ATTN rX, rA, rA, rA, sA
+    ADD rA, rX, rA
+    SUB rN, rN, 1
+    COMPARE rN, 0
+    IF_GREATER top
+    HALT
+"""
+    found = []
+    for name in ("interpreter", backend):
+        vm = VM(assemble(source), name).run()
+        found.append((vm.get("rX").tobytes(), vm.retired))
+    assert found[0] == found[1]
