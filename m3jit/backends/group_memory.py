@@ -17,6 +17,19 @@ def group_memory_bytes(kernel: Kernel) -> int:
     return total + kernel.lanes * sum(_TREE_BYTES[t] for t in trees)
 
 
+def fenced_stores(kernel: Kernel) -> set[int]:
+    """ids of the uniform stores that need a barrier before and after: uniform code runs once per group in the loop IR, but
+    here every lane runs its loads and lane 0 its stores, and some uniform load reads the same array."""
+    if kernel.lanes == 1:
+        return set()
+
+    def base(v: Value) -> object:
+        return v.args[0].attrs["name"] if v.args[0].op == "param" else id(v.args[0])
+    statements = list(walk(kernel.body))
+    read = {base(v) for v in statements if v.op == "load" and not v.varying}
+    return {id(v) for v in statements if v.op == "store" and not v.varying and base(v) in read}
+
+
 def uses_type(kernel: Kernel, type: str) -> bool:
     """Does a value of this type occur (parameters and constants included)?"""
     def of(v: Value) -> bool:

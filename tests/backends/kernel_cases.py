@@ -17,7 +17,8 @@ from m3jit.ir.rope_frequencies import rope_frequencies
 from m3jit.ir.tensor import Block, Function, Leave, Node, TensorType
 from m3jit.isa import types as T
 from m3jit.isa.types import DTYPES
-from m3jit.kernels import argmax, attention, embed, fused, layout, lowering, matmul, qmatmul, quantize, rope
+from m3jit.kernels import (argmax, attention, conv, convert, embed, fused, layout, lowering, matmul, moves, qmatmul,
+                           quantize, reduce, rope, sample, sort)
 from tests.kernels import reference
 
 f32 = np.float32
@@ -29,8 +30,9 @@ class Case:
     name: str
     build: Callable[[], Kernel]
     make: Callable[[np.random.Generator], list[Any]]
-    first_slice: bool = False                # OpenCL and PTX run it too
-    slow: bool = False
+    first_slice: bool = False                # one of what OpenCL and PTX have to run
+    slow: bool = False                       # in the sweep only
+    heavy: bool = False                      # numba takes seconds to compile it: in the sweep only
 
     @property
     def kernel(self) -> Kernel:
@@ -230,7 +232,7 @@ def _quantised() -> Iterable[Case]:
                         blank((tokens, rows)), tokens, 2 * block, rows]
             yield Case(f"qmatmul_{name}_{tokens}x{rows}", lambda name=name: qmatmul.qmatmul(name), make,
                        first_slice=(tokens, rows) == (1, 50) or (name, tokens) == ("Q8_0", 3),
-                       slow=(tokens, rows) in ((0, 16), (1, 1), (9, 33)))
+                       slow=(tokens, rows) in ((0, 16), (1, 1), (9, 33)), heavy=block == 256)
 
     def biased(rng):
         return [records(rng, 2, 64, 32), _packed(rng, "Q4_1", 35, 64), blank((2, 35)), floats(rng, 35),
@@ -257,7 +259,9 @@ def _products() -> Iterable[Case]:
                 return [floats(rng, tokens, cols), weight(rng, name, rows, cols), blank((tokens, rows)), tokens, cols,
                         rows]
             yield Case(f"matmul_rows_{name}_{tokens}x{rows}x{cols}", lambda name=name: matmul.matmul_rows(name), make,
-                       slow=tokens in (0, 9) or DTYPES[name].is_block and tokens == 3 or name in ("Q4_1", "Q4_0"))
+                       slow=tokens in (0, 9) or DTYPES[name].is_block and tokens == 3 or name in ("Q4_1", "Q4_0", "Q4_K",
+                                                                                                  "Q6_K", "F16"),
+                       heavy=True)
     for name, cols, outs, tokens in (("F32", 100, 37, 3), ("F16", 64, 70, 1), ("BF16", 3, 5, 5), ("F32", 130, 1, 0)):
         def make(rng, name=name, cols=cols, outs=outs, tokens=tokens):
             return [floats(rng, tokens, cols), weight(rng, name, cols, outs), blank((tokens, outs)), tokens, cols, outs]
@@ -304,6 +308,8 @@ def _rows() -> Iterable[Case]:
         def make(rng, dtype=dtype, value=value):
             return [blank(4099, dtype), 4099, value]
         yield Case(f"fill_{memory}", lambda memory=memory: lowering.fill_kernel(memory), make)
+    yield Case("rows_i32", lambda: lowering.rows_kernel("i32"),
+               lambda rng: [rng.integers(-9, 9, 5000).astype(np.int32), blank(4100, np.int32), 700, 4100], slow=True)
     for last in (3, 5):
         def make(rng, last=last):
             return [np.array([0, 4, 2, last], np.int64), blank(1, np.int32), 4, 5]
@@ -353,4 +359,78 @@ def _attention() -> Iterable[Case]:
         yield Case(f"attn_rows_{g.name}_{tokens}", lambda g=g: attention.attn_rows(g), rows, slow=slow or tokens == 1)
 
 
-CASES: list[Case] = [*_fused(), *_quantised(), *_products(), *_rows(), *_attention()]
+# -- moves, sorting, convolution, sampling ------------------------------------------------------------------------------
+
+def _moves() -> Iterable[Case]:
+    for width, dtype in ((1, np.uint8), (2, np.float16), (4, np.int32), (8, np.int64)):
+        def transposed(rng, dtype=dtype):
+            x = rng.integers(0, 200, (70, 130)).astype(dtype)
+            return [x, blank((130, 70), dtype), 1, 1, 1, 130, 70, 0, 0, 0, 1, 130, 0, 0, 0, 70, 0, 0]
+        yield Case(f"strided_copy_{width}", lambda width=width: moves.strided_copy(width), transposed, slow=width == 2)
+
+        def steps(rng, dtype=dtype):
+            x = rng.integers(0, 200, 300).astype(dtype)
+            return [x, blank((2, 40), dtype), 1, 1, 1, 2, 40, 0, 0, 0, 100, -2, 0, 0, 0, 40, 190, 0]
+        yield Case(f"strided_copy_back_{width}", lambda width=width: moves.strided_copy(width), steps, slow=True)
+        for inner in (3, 70):
+            def gather(rng, dtype=dtype, inner=inner):
+                return [rng.integers(0, 99, (2, 9, inner)).astype(dtype), rng.integers(0, 9, 67), blank((2, 67, inner), dtype),
+                        2, 9, 67, inner]
+            yield Case(f"gather_{width}_{inner}", lambda width=width: moves.gather(width), gather, slow=width != 4)
+    for memory, dtype in (("f32", T.F32), ("i8", T.I8), ("i64", T.I64)):
+        for mode in ("ADD", "MAX"):
+            def scatter(rng, dtype=dtype):
+                return [storage(rng, dtype, (2, 5, 70)), rng.integers(0, 5, 11), storage(rng, dtype, (2, 11, 70)), 2, 5, 11, 70]
+            yield Case(f"scatter_{mode}_{memory}", lambda memory=memory, mode=mode: moves.scatter(memory, mode), scatter,
+                       slow=memory == "i8")
+    for source, target in (("f32", "f16"), ("f32", "bf16"), ("f16", "f32"), ("bf16", "f32")):
+        def float_copy(rng, source=source, target=target):
+            types = {"f32": T.F32, "f16": T.F16, "bf16": T.BF16}
+            return [storage(rng, types[source], (4100,)), blank(4100, types[target].numpy), 4100]
+        yield Case(f"float_copy_{source}_{target}", lambda s=source, t=target: moves.float_copy(s, t), float_copy)
+    for name in convert.TYPES:
+        def quantize_rows(rng, name=name):
+            return [floats(rng, 5, 32), blank(5 * DTYPES[name].nbytes, np.uint8), blank(5, np.uint8), 5]
+        yield Case(f"quantize_{name}", lambda name=name: convert.quantize(name), quantize_rows)
+    for op in reduce.OPS:
+        for memory, dtype in (("f32", T.F32), ("f16", T.F16), ("u8", T.U8), ("i64", T.I64)):
+            def columns(rng, op=op, dtype=dtype):
+                target = dtype if dtype.kind == "float" or op in ("MAX", "MIN") else T.I64
+                return [storage(rng, dtype, (2, 130, 20)), blank((2, 20), target.numpy), 2, 130, 20]
+            yield Case(f"reduce_columns_{op}_{memory}", lambda memory=memory, op=op: reduce.reduce_columns(memory, op),
+                       columns, slow=(op, memory) not in (("SUM", "f32"), ("MAX", "f16"), ("SUM", "u8"), ("MIN", "i64")))
+
+
+def _searches() -> Iterable[Case]:
+    for memory, dtype in (("f32", T.F32), ("i8", T.I8), ("i64", T.I64), ("bf16", T.BF16)):
+        for descending in (False, True):
+            def sorted_rows(rng, memory=memory, dtype=dtype):
+                return [storage(rng, dtype, (2, 33)), blank((2, 33), dtype.numpy), blank((2, 33), np.int64),
+                        blank(sort.work_bytes(memory, 2, 33), np.uint8), 2, 33]
+            yield Case(f"sort_{memory}_{descending}", lambda m=memory, d=descending: sort.sort_rows(m, d), sorted_rows,
+                       slow=descending or memory == "bf16")
+
+            def top(rng, memory=memory, dtype=dtype):
+                return [storage(rng, dtype, (2, 33)), blank((2, 5), dtype.numpy), blank((2, 5), np.int64),
+                        blank(sort.work_bytes(memory, 2, 33), np.uint8), 2, 33, 5]
+            yield Case(f"topk_{memory}_{descending}", lambda m=memory, d=descending: sort.topk_rows(m, d, ordered=not d), top,
+                       slow=not descending or memory != "f32")
+    for bias in (False, True):
+        def convolution(rng, bias=bias):
+            x, w = floats(rng, 2, 4, 7, 70), floats(rng, 6, 2, 3, 3, special=False)
+            return [x, w, *([floats(rng, 6)] if bias else []), blank((2, 6, 4, 37)), 2, 4, 7, 70, 6, 3, 3, 4, 37, 2, 2, 1, 3, 1, 1,
+                    2]
+        yield Case(f"conv_{bias}", lambda bias=bias: conv.conv(bias), convolution, slow=not bias)
+    for top_k, temperature, top_p, min_p in ((0, 1.0, 1.0, 0.0), (5, 0.8, 0.9, 0.05), (1, 0.0, 1.0, 0.0)):
+        def draw(rng, options=(top_k, temperature), limits=(top_p, min_p)):
+            return [floats(rng, 90, special=False), blank(sample.work_bytes(90), np.uint8), blank(3, np.int64), 90, 12345,
+                    *options, *limits]
+        yield Case(f"sample_{top_k}", lambda: sample.sample(sample.Operands()), draw, slow=top_k != 5)
+
+    def penalised(rng):
+        return [floats(rng, 90, special=False), rng.integers(0, 90, 12), rng.integers(0, 2, 90).astype(bool),
+                blank(sample.work_bytes(90), np.uint8), blank(3, np.int64), 90, 12, 8, 777, 20, 0.7, 1.3, 0.95, 0.0]
+    yield Case("sample_history_mask", lambda: sample.sample(sample.Operands("f32", "i64", "bool")), penalised, slow=True)
+
+
+CASES: list[Case] = [*_fused(), *_quantised(), *_products(), *_rows(), *_attention(), *_moves(), *_searches()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Sequence
 
-from m3jit.backends.group_memory import group_memory_bytes
+from m3jit.backends.group_memory import fenced_stores, group_memory_bytes
 from m3jit.errors import UserError
 from m3jit.ir.loop import MEMORY, Kernel, Value
 
@@ -77,6 +77,7 @@ class _Renderer:
         self.cells: list[str] = []
         self.globals: dict[str, str] = {}
         self.declared: set[str] = set()
+        self.fenced = fenced_stores(kernel)
         self.count = 0
         self.label = "entry"
 
@@ -264,7 +265,11 @@ class _Renderer:
             p, space = self._pointer(v)
             x = self._narrow(dtype, v.args[3])
             self.emit(f"store {_MEMORY_TYPE[dtype]} {x}, ptr addrspace({space}) {p}, align {MEMORY[dtype][0]}")
+        if id(v) in self.fenced:
+            self.barrier()
         self._guarded(condition, write)
+        if id(v) in self.fenced:
+            self.barrier()
 
     def _narrow(self, dtype: str, v: Value) -> str:
         x = self.ref(v)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Sequence
 
+from m3jit.backends.group_memory import fenced_stores
 from m3jit.ir.loop import MEMORY, Kernel, Value
 
 _TYPE = {"b1": "int", "i32": "int", "i64": "long", "f32": "float", "f64": "double"}
@@ -20,6 +21,7 @@ _COMBINE = {"fmin": "(({a} < {b}) || ({b} != {b})) ? {a} : {b}", "fmax": "(({b} 
             "imin": "{a} < {b} ? {a} : {b}", "imax": "{a} > {b} ? {a} : {b}", "mul": "{a} * {b}",
             "and": "{a} & {b}", "or": "{a} | {b}"}
 
+BARRIER = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"
 PRELUDE = """\
 #pragma OPENCL FP_CONTRACT OFF
 
@@ -87,6 +89,7 @@ class _Renderer:
         self.lines: list[str] = []
         self.scratch: dict[int, Value] = {}
         self.trees: set[str] = set()
+        self.fenced = fenced_stores(kernel)
 
     def text(self) -> str:
         params = []
@@ -130,7 +133,7 @@ class _Renderer:
             case "scratch":
                 self.scratch[id(v)] = v
             case "sync":
-                self.emit(depth, "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);")
+                self.emit(depth, BARRIER)
             case "var":
                 self.emit(depth, f"{_TYPE[v.type]} {self.name(v)} = {self.ref(v.args[0])};")
             case "set":
@@ -198,7 +201,9 @@ class _Renderer:
             conditions.append(self.ref(v.args[4]))
         if v.op == "store" and not v.varying:
             conditions.append("lane == 0")
-        self.emit(depth, f"if ({' && '.join(conditions)}) {text}" if conditions else text)
+        fence = [BARRIER] if id(v) in self.fenced else []
+        for line in [*fence, f"if ({' && '.join(conditions)}) {text}" if conditions else text, *fence]:
+            self.emit(depth, line)
 
     # -- across lanes -----------------------------------------------------------------------------------------------
     def _cross(self, v: Value, depth: int) -> None:

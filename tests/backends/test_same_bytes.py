@@ -1,0 +1,149 @@
+"""Every kernel builder on every executor: the same bytes.
+
+The default run takes the cases that are quick to compile; `-m slow` takes all of them, on all executors.
+"""
+from __future__ import annotations
+
+import inspect
+import importlib
+import pkgutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+import m3jit.kernels
+from m3jit.backends.cuda.render import refusal as cuda_refusal
+from m3jit.ir.loop import Builder, Kernel
+from tests.backends import executors as E
+from tests.backends.executors import LAUNCHES, agree
+from tests.backends.kernel_cases import CASES, Case
+
+FAST = [c for c in CASES if not c.slow]
+# One kernel of each kind of the first slice; PoCL needs seconds for each.
+ON_OPENCL = ("fused_chain_4097", "fused_integers_4097", "fused_row_operands_5x200", "fused_rms_norm_5x200", "fused_sum_f16_3x70",
+             "fused_float_reductions_3x0", "quantize_activation_32_3", "quantize_rows_256_3", "qmatmul_Q8_0_1x50",
+             "qmatmul_Q4_1_1x50")
+# Kernels whose lanes exchange data through memory without `sync`: right where one thread runs a group, a race on a GPU.
+NOT_ON_PTX = ("sample_5", "sample_history_mask")
+
+
+def by_name(cases: list[Case]) -> Any:
+    return pytest.mark.parametrize("case", cases, ids=lambda c: c.name)
+
+
+def opencl_or_skip() -> None:
+    why = E.opencl_missing()
+    if why:
+        pytest.skip(why)
+
+
+@by_name(FAST)
+def test_cpu_python_and_ptx(case: Case):
+    """Evaluator, CPU at every level, plain Python, numba; the first slice also as interpreted PTX."""
+    on = [E.EVALUATOR, *E.CPU, E.PLAIN]
+    if not case.heavy:
+        on.append(E.NUMBA)
+    if case.first_slice:
+        on.append(E.PTX)
+    agree(case.kernel, case.args, on)
+
+
+@by_name([c for c in CASES if c.name in ON_OPENCL])
+def test_opencl(case: Case):
+    opencl_or_skip()
+    agree(case.kernel, case.args, [E.CPU[0], E.OPENCL])
+    assert E.opencl_engine().groups[case.kernel.name] >= 2
+
+
+def test_opencl_cases_exist():
+    assert {c.name for c in CASES} >= set(ON_OPENCL)
+
+
+@pytest.mark.slow
+@by_name(CASES)
+def test_all_executors(case: Case):
+    kernel = case.kernel
+    on = [E.EVALUATOR, *E.CPU, E.PLAIN, E.NUMBA]
+    if cuda_refusal(kernel) is None and case.name not in NOT_ON_PTX:
+        on.append(E.PTX)
+    if case.first_slice and E.opencl_missing() is None:
+        on.append(E.OPENCL)
+    agree(kernel, case.args, on)
+
+
+@pytest.mark.parametrize("name", ("fused_chain_4097", "fused_softmax_5x200", "qmatmul_Q8_0_1x50", "quantize_activation_32_3"))
+def test_ptx_runs_several_blocks(name: str):
+    case = next(c for c in FAST if c.name == name)
+    LAUNCHES["ptx groups"] = 0
+    agree(case.kernel, case.args, [E.CPU[-1], E.PTX])
+    assert LAUNCHES["ptx groups"] >= 2
+
+
+# -- do the checks bite? ----------------------------------------------------------------------------------------------
+
+def test_every_builder_has_a_case():
+    """A kernel file whose builder is missing here is not tested for equal bytes."""
+    covered = {inspect.unwrap(c.build).__code__.co_names for c in CASES}
+    named = {name for names in covered for name in names}
+    missing = []
+    for info in pkgutil.iter_modules(m3jit.kernels.__path__):
+        module = importlib.import_module(f"m3jit.kernels.{info.name}")
+        for name, f in vars(module).items():
+            f = inspect.unwrap(f) if callable(f) else f
+            if inspect.isfunction(f) and f.__module__ == module.__name__ and not name.startswith("_") and \
+                    f.__annotations__.get("return") in (Kernel, "Kernel") and name not in named:
+                missing.append(f"{info.name}.{name}")
+    assert not missing, f"add cases to kernel_cases.py for {', '.join(missing)}"
+
+
+def test_outputs_start_as_something_else():
+    """Equal outputs prove nothing if no executor wrote them: the results differ from what the arrays held before."""
+    for case in FAST:
+        kernel, before, after = case.kernel, case.args(), case.args()
+        E.EVALUATOR.run(kernel, after)
+        changed = any(before[i].tobytes() != after[i].tobytes() for i in E.written(kernel))
+        empty = all(before[i].size == 0 for i in E.written(kernel)) or E.ptx.grid_size(kernel, before) == 0
+        assert changed or empty, case.name
+
+
+def _chain(contract: bool) -> Kernel:
+    b = Builder("chain", 64)
+    x, y, z, out = (b.ptr(n, a, "f32") for n, a in (("x", "r"), ("y", "r"), ("z", "r"), ("out", "w")))
+    n = b.scalar("n")
+    b.set_grid((n + 63) // 64)
+    at = b.group * 64
+    u, v, w = (b.load_lanes("f32", p, at, b.in_range(at, n)) for p in (x, y, z))
+    b.store_lanes("f32", out, at, b.fma(u, v, w) if contract else u * v + w, b.in_range(at, n))
+    return b.finish()
+
+
+@pytest.mark.parametrize("executor", [*E.CPU, E.PLAIN, E.NUMBA, E.PTX, E.OPENCL], ids=lambda e: e.name)
+def test_a_contracted_product_is_noticed(executor: E.Executor):
+    """The data tell a*b + c from fma(a, b, c), and every executor computes the one that was asked for."""
+    if executor is E.OPENCL:
+        opencl_or_skip()
+    rng = np.random.default_rng(0)
+    data = [rng.standard_normal(200).astype(np.float32) for _ in range(3)]
+    results = []
+    for contract in (False, True):
+        args = [*data, np.zeros(200, np.float32), 200]
+        executor.run(_chain(contract), args)
+        exact = data[0].astype(np.float64) * data[1]
+        expected = (exact.astype(np.float32) + data[2]) if not contract else (exact + data[2]).astype(np.float32)
+        assert (args[3] == expected).mean() > 0.99          # f64 then f32 rounds twice in rare cases
+        results.append(args[3])
+    assert (results[0] != results[1]).any()
+
+
+def test_a_difference_is_reported():
+    case = next(c for c in FAST if c.name == "fused_chain_63")
+
+    def wrong(kernel: Kernel, args: list[Any]) -> None:
+        E.PLAIN.run(kernel, args)
+        args[3][5] += 1
+        LAUNCHES["wrong"] += 1
+    with pytest.raises(AssertionError, match=r"fused_chain: out0\[5\] is .* on evaluator, .* on wrong \(1 of 63 differ\)"):
+        agree(case.kernel, case.args, [E.EVALUATOR, E.Executor("wrong", wrong)])
+    with pytest.raises(AssertionError, match="idle did not run"):
+        agree(case.kernel, case.args, [E.EVALUATOR, E.Executor("idle", lambda kernel, args: None)])
