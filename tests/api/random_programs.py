@@ -163,6 +163,8 @@ class Generator:
             except ValueError:
                 return False
         b = self.pick(fits)
+        if b is None:
+            return False
         dtype = a.dtype if a.dtype is b.dtype else T.F32
         x, y = (a, b) if self.rng.random() < 0.5 else (b, a)
         shape = np.broadcast_shapes(a.shape, b.shape)
