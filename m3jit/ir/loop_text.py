@@ -202,8 +202,11 @@ class _Parser:
         self.b = Builder(m[1], int(m[3]))
         for part in filter(None, (p.strip() for p in m[2].split(","))):
             self._param(part)
-        grid = self._block(("grid",))
-        self.b.set_grid(self.operand(re.fullmatch(r"grid\s+(\S+)\s*:", grid)[1]))
+        line = self._block(("grid",))
+        grid = re.fullmatch(r"grid\s+(\S+)\s*:", line)
+        if not grid:
+            self.fail(f"expected 'grid VALUE:', got {line!r}")
+        self._checked(self.b.set_grid, self.operand(grid[1]))
         self._block(("}",))
         extra = next(self.lines, None)
         if extra is not None:
