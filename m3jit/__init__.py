@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from m3jit.api import compile, load
-    from m3jit.builder import Builder, BuilderError
-    from m3jit.compiled import CompiledProgram
+    from m3jit.api.compile import compile, load
+    from m3jit.api.builder import Builder, BuilderError
+    from m3jit.api.compiled import CompiledProgram
     from m3jit.errors import (Deadlock, InternalError, Interrupted, LimitError, M3Error, SinkClosed, StreamError, Trap,
                               UnsupportedError, UserError)
-    from m3jit.extending import extension
+    from m3jit.api.extending import extension
     from m3jit.frontend import (AssemblyError, ContainerError, LinkError, Program, assemble, assemble_file, disassemble,
                                 link, verify)
     from m3jit.isa.types import Tensor
     from m3jit.vm.vm import VM
 
 _HOME = {
-    "m3jit.api": ("compile", "load"),
-    "m3jit.builder": ("Builder", "BuilderError"),
-    "m3jit.compiled": ("CompiledProgram",),
+    "m3jit.api.compile": ("compile", "load"),
+    "m3jit.api.builder": ("Builder", "BuilderError"),
+    "m3jit.api.compiled": ("CompiledProgram",),
     "m3jit.errors": ("Deadlock", "InternalError", "Interrupted", "LimitError", "M3Error", "SinkClosed", "StreamError",
                      "Trap", "UnsupportedError", "UserError"),
-    "m3jit.extending": ("extension",),
+    "m3jit.api.extending": ("extension",),
     "m3jit.frontend": ("AssemblyError", "ContainerError", "LinkError", "Program", "assemble", "assemble_file",
                        "disassemble", "link", "verify"),
     "m3jit.isa.types": ("Tensor",),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from m3jit import Builder, Tensor
-from m3jit.builder import Value
+from m3jit.api.builder import Value
 from m3jit.isa import types as T
 from m3jit.isa.types import DType
 

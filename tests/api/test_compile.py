@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import m3jit
-from m3jit import compiled
+from m3jit.api import compiled
 from m3jit.isa.types import BF16, F16, F32, Q8_0
 from tests.api.outcomes import exact
 

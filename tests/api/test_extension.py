@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import m3jit
-from m3jit.extending import forget
+from m3jit.api.extending import forget
 from m3jit.isa.extension_rows import ROWS
 from m3jit.isa.table import BY_NAME
 

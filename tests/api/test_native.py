@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import m3jit
-from m3jit import compiled, native_entry
-from m3jit.native_function import DONE, LEFT, UNFIT
+from m3jit.api import compiled, native_entry
+from m3jit.api.native_function import DONE, LEFT, UNFIT
 from tests.api.outcomes import exact
 from tests.api.random_programs import generate
 

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from m3jit import compiled
+from m3jit.api import compiled
 from m3jit.backends.cpu.target import CpuTarget, TargetError
 from m3jit.isa.table import OPS
 from tests.api.outcomes import called, differences, machine

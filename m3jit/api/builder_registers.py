@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Iterable
 
-from m3jit.builder_operands import BuilderError, Filled, Label, Value
+from m3jit.api.builder_operands import BuilderError, Filled, Label, Value
 from m3jit.isa.fields import ABSENT, BANK_LETTERS, BANK_SIZES, GPR, LabelField, Reg
 
 

@@ -1,6 +1,6 @@
 """`CompiledProgram`: a program as a Python function, with one native region per set of argument types.
 
-How a call goes: the generated `fast` function (m3jit.call_code) looks up the arguments' dtypes and shapes; what it
+How a call goes: the generated `fast` function (m3jit.api.call_code) looks up the arguments' dtypes and shapes; what it
 finds has a frame with all dimensions filled in, so only pointers and numbers are stored before the region is entered.
 A first call with new dimensions binds a frame; one with new types compiles a region.  What does not compile, and a
 region that leaves before the program's end (it is about to trap, or meets an instruction of the slow path), runs from
@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from m3jit import arguments
+from m3jit.api import arguments
 from m3jit.errors import M3Error, UserError
 from m3jit.ir.tensor import Function, Leave, Sym, TensorType, Type, dim_syms, eval_dim
 from m3jit.isa.fields import BANK_LETTERS, Reg
@@ -180,7 +180,7 @@ class CompiledProgram:
         """Calls by dtypes and shapes for arguments of these kinds; also makes that kind's fast path the current one."""
         table = self._tables.get(kinds)
         if table is None:
-            from m3jit.call_code import fast_path
+            from m3jit.api.call_code import fast_path
             with self._lock:
                 table = self._tables.setdefault(kinds, {})
                 self._fast_of.setdefault(kinds, fast_path(kinds, self.inputs, table.get, self._slow, self._outs))
@@ -295,21 +295,21 @@ class CompiledProgram:
         return ins is not None and ins.op.control in ("halt", "ret")
 
     def _native(self, variant: Variant, syms: dict[Sym, int]) -> Call:
-        from m3jit.call_code import bound_call
+        from m3jit.api.call_code import bound_call
         return bound_call(self, variant, syms)
 
     # -- for native callers -----------------------------------------------------------------------------------------
     def native(self, *types: Any, threads: int | None = None) -> Any:
-        """A C function for arguments of the given types: see `m3jit.native_function.NativeFunction`.
+        """A C function for arguments of the given types: see `m3jit.api.native_function.NativeFunction`.
 
         types: one for each input: text such as "f32[n]", "f32[n, 64]", "i64", "f64", or a sample value.
         UnsupportedError when the program has no native form for them."""
-        from m3jit.native_function import make
+        from m3jit.api.native_function import make
         return make(self, types, threads)
 
     def numba(self, *types: Any, threads: int | None = None) -> Callable[..., Any]:
         """The program as a function that `@numba.njit` code can call, for arguments of the given types (`native`)."""
-        from m3jit.native_function import numba_function
+        from m3jit.api.native_function import numba_function
         return numba_function(self.native(*types, threads=threads))
 
     # -- looking at it ----------------------------------------------------------------------------------------------

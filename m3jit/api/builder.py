@@ -15,8 +15,8 @@ from typing import Any, Sequence
 import numpy as np
 
 import m3jit
-from m3jit.builder_operands import (BuilderError, Filled, Label, Reference, Value, check, fill, instruction)
-from m3jit.builder_registers import Scope, allocate, mentioned
+from m3jit.api.builder_operands import (BuilderError, Filled, Label, Reference, Value, check, fill, instruction)
+from m3jit.api.builder_registers import Scope, allocate, mentioned
 from m3jit.frontend.binding import usage
 from m3jit.frontend.errors import suggest
 from m3jit.frontend.pool import STRING_ALIGN, StringPool

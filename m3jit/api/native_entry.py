@@ -7,7 +7,7 @@ from typing import Any
 
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import F64T, Dim, Sym, TensorType, Type
-from m3jit.native_function import DONE, LEFT, NO_MEMORY, UNFIT, has_length
+from m3jit.api.native_function import DONE, LEFT, NO_MEMORY, UNFIT, has_length
 from m3jit.vm.native import ALIGN, NO_BUDGET
 
 STACK_BYTES = 1 << 14                      # temporaries up to this size live on the caller's stack
@@ -198,7 +198,7 @@ class _Try:
             self.do(f"call void @m3_region{self.number}(ptr %frame, ptr null)")
             self.do(f"%exit = load i64, ptr {self.word(FrameWord.EXIT)}, align 8")
             return
-        from m3jit.compiled import SMALL_BYTES
+        from m3jit.api.compiled import SMALL_BYTES
         work = "0"
         for d in self.variant.work:
             work = self.value(f"add i64 {work}, {self.dim(d)}")

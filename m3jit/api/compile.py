@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Sequence
 
-from m3jit.compiled import CompiledProgram, Interface
+from m3jit.api.compiled import CompiledProgram, Interface
 from m3jit.errors import UserError
 from m3jit.frontend import Program, assemble, assemble_file
 from m3jit.frontend import load as load_container

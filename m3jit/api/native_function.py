@@ -22,7 +22,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from m3jit import arguments
+from m3jit.api import arguments
 from m3jit.errors import UnsupportedError, UserError
 from m3jit.ir.tensor import F64T, I64T, Dim, DimExpr, Sym, TensorType, Type
 from m3jit.isa.types import BF16, DTYPES, F16
@@ -104,7 +104,7 @@ def parse_type(spec: Any, key: Any, name: str, sizes: dict[str, int]) -> tuple[T
 
 def make(program: Any, types: tuple, threads: int | None) -> NativeFunction:
     """The C function of a compiled program for arguments of these types; UnsupportedError when there is none."""
-    from m3jit.native_entry import Entry
+    from m3jit.api.native_entry import Entry
     if program._compiler is None or not program.backend.startswith("cpu"):
         raise UnsupportedError(f"backend {program.backend} makes no native functions; compile with backend=\"cpu\"")
     if len(types) != len(program.inputs):

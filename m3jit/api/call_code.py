@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from m3jit import arguments
+from m3jit.api import arguments
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import Sym, TensorType, eval_dim
 from m3jit.isa.types import BF16, Tensor
@@ -63,7 +63,7 @@ def fast_path(kinds: str, names: tuple[str, ...], get: Callable, slow: Callable,
 
 def bound_call(program: Any, variant: Any, syms: dict[Sym, int]) -> Any:
     """The call of a variant with these dimensions.  It keeps as many frames as threads have been in it at once."""
-    from m3jit.compiled import Call
+    from m3jit.api.compiled import Call
     threads = variant.threads_for(syms, program.threads)
     writer = _Writer(program, variant, syms)
     make = writer.function()
