@@ -328,14 +328,22 @@ class _Renderer:
         self.barrier()
         self.names[id(v)] = out
 
+    def _choose(self, type: str, c: str, a: str, b: str) -> str:
+        """c ? a : b.  Floats are chosen as integers: LLVM makes a comparison and selection of floats one max.f32 when one
+        of them is a constant, and max.f32 puts -0 below +0."""
+        if type not in ("f32", "f64"):
+            return self.value(f"select i1 {c}, {_TYPE[type]} {a}, {_TYPE[type]} {b}")
+        t, i = _TYPE[type], "i32" if type == "f32" else "i64"
+        x, y = (self.value(f"bitcast {t} {v} to {i}") for v in (a, b))
+        return self.value(f"bitcast {i} {self.value(f'select i1 {c}, {i} {x}, {i} {y}')} to {t}")
+
     def _combine(self, op: str, t: str, a: str, b: str) -> str:
         lt = _TYPE[t]
         if op in ("fmin", "fmax"):
             x, y = (a, b) if op == "fmin" else (b, a)
             less = self.value(f"fcmp olt {lt} {x}, {y}")
             nan = self.value(f"fcmp uno {lt} {b}, {b}")
-            keep = self.value(f"or i1 {less}, {nan}")
-            return self.value(f"select i1 {keep}, {lt} {a}, {lt} {b}")
+            return self._choose(t, self.value(f"or i1 {less}, {nan}"), a, b)
         if op in ("imin", "imax"):
             less = self.value(f"icmp {'slt' if op == 'imin' else 'sgt'} {lt} {a}, {b}")
             return self.value(f"select i1 {less}, {lt} {a}, {lt} {b}")
@@ -368,8 +376,7 @@ class _Renderer:
             case "imin" | "imax":
                 return self._combine(op, t, *a)
             case "select":
-                kind = _TYPE[v.type]
-                return self.value(f"select i1 {a[0]}, {kind} {a[1]}, {kind} {a[2]}")
+                return self._choose(v.type, *a)
             case "not":
                 return self.value(f"xor i1 {a[0]}, true")
             case "bits":

@@ -5,6 +5,7 @@ local memory.  One operation per statement and FP_CONTRACT OFF, so that nothing 
 """
 from __future__ import annotations
 
+import math
 import re
 from typing import Sequence
 
@@ -21,6 +22,10 @@ _COMBINE = {"fmin": "(({a} < {b}) || ({b} != {b})) ? {a} : {b}", "fmax": "(({b} 
             "imin": "{a} < {b} ? {a} : {b}", "imax": "{a} > {b} ? {a} : {b}", "mul": "{a} * {b}",
             "and": "{a} & {b}", "or": "{a} | {b}"}
 
+# LLVM 15 and before make `-0.0f < x ? -0.0f : x` one minss, which gives the wrong zero: hide the sign (a launch has one
+# dimension, which the compiler does not know).
+MINUS_ZERO = {"minus_zero_f32": "    const float minus_zero_f32 = as_float(0x80000000u + (get_work_dim() - 1u));",
+              "minus_zero_f64": "    const double minus_zero_f64 = as_double(0x8000000000000000ul + (get_work_dim() - 1u));"}
 BARRIER = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"
 PRELUDE = """\
 #pragma OPENCL FP_CONTRACT OFF
@@ -107,6 +112,7 @@ class _Renderer:
         for t in sorted(self.trees):
             out.append(f"    __local {_TYPE[t]} tree_{t}[{n}];")
         out += ["    const int lane = (int)get_local_id(0);", "    const long group = (long)get_group_id(0);"]
+        out += [text for name, text in MINUS_ZERO.items() if any(name in line for line in body)]
         return "\n".join(out + body + ["}"]) + "\n"
 
     # -- names and operands -----------------------------------------------------------------------------------------
@@ -284,6 +290,8 @@ def constant(type: str, x) -> str:
         return f"((int)0x{x % 2 ** 32:x}u)" if not -2 ** 31 < x < 2 ** 31 else str(x)
     if type == "i64":
         return f"((long)0x{x % 2 ** 64:x}ul)" if not -2 ** 63 < x < 2 ** 63 else f"{x}L"
+    if x == 0 and math.copysign(1.0, x) < 0:
+        return f"minus_zero_{type}"
     suffix = "f" if type == "f32" else ""
     if x != x:
         return "as_float(0x7fc00000u)" if type == "f32" else "as_double(0x7ff8000000000000ul)"

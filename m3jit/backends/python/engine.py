@@ -12,6 +12,7 @@ from typing import Any, Callable
 import numpy as np
 
 from m3jit.backends.python import runtime_plain
+from m3jit.backends.python.control_word import default_rounding
 from m3jit.backends.python.render import identifier, render_python
 from m3jit.ir.loop import Kernel
 from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, Poll, Retire, Scalar,
@@ -37,10 +38,7 @@ def _f2i(a: float) -> int:
 
 def _float(f: Callable) -> Callable:
     """f on np.float64, for IEEE division and no Python exceptions."""
-    def call(*args):
-        with np.errstate(all="ignore"):
-            return float(f(*map(np.float64, args)))
-    return call
+    return lambda *args: float(f(*map(np.float64, args)))
 
 
 SCALARS: dict[str, Callable] = {
@@ -72,6 +70,9 @@ def _element(dtype: str, base: int, index: int) -> Any:
     return ctype.from_address(base + index * ctypes.sizeof(ctype)).value
 
 
+_ARGUMENT: dict[str, Callable] = {"ptr": int, "i64": int, "i32": int, "f32": np.float32, "f64": np.float64}
+
+
 class PythonEngine:
     """engine.kernel(kernel)(args), engine.region(plan).run(frame, nthreads); the same interface as the CPU engine."""
 
@@ -79,7 +80,8 @@ class PythonEngine:
         if mode not in ("plain", "numba"):
             raise ValueError(f"the Python backend runs plain or numba, not {mode!r}")
         self.mode = mode
-        self.compiled: dict[str, Callable] = {}
+        self.compiled: dict[str, Callable] = {}      # by digest
+        self._functions: dict[int, tuple[Kernel, Callable]] = {}
         self.launches: dict[str, int] = {}           # kernel name -> times run
 
     def source(self, kernel: Kernel) -> str:
@@ -87,10 +89,13 @@ class PythonEngine:
 
     def function(self, kernel: Kernel) -> Callable:
         """The Python function of a kernel: f(thread, threads, *parameters), pointers as addresses."""
-        digest = kernel.digest()
-        if digest not in self.compiled:
-            self.compiled[digest] = self._compile(kernel)
-        return self.compiled[digest]
+        kept = self._functions.get(id(kernel))
+        if kept is None:
+            digest = kernel.digest()
+            if digest not in self.compiled:
+                self.compiled[digest] = self._compile(kernel)
+            kept = self._functions[id(kernel)] = (kernel, self.compiled[digest])
+        return kept[1]
 
     def _compile(self, kernel: Kernel) -> Callable:
         if self.mode == "numba":
@@ -104,17 +109,19 @@ class PythonEngine:
         f = self.function(kernel)
 
         def call(args: list[Any], nthreads: int = 1) -> None:
+            if len(args) != len(kernel.params):
+                raise ValueError(f"kernel {kernel.name} takes {len(kernel.params)} arguments, got {len(args)}")
             plain = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in args]
-            self._launch(f, kernel, plain, nthreads)
+            with default_rounding(), np.errstate(all="ignore"):
+                self._launch(f, kernel, plain, nthreads)
         return call
 
     def _launch(self, f: Callable, kernel: Kernel, args: list[Any], nthreads: int) -> None:
-        typed = [a if p.kind == "ptr" or p.kind.startswith("i") else np.float32(a) if p.kind == "f32" else float(a)
-                 for p, a in zip(kernel.params, args)]
+        """Runs the threads' shares one after the other."""
+        typed = [_ARGUMENT[p.kind](a) for p, a in zip(kernel.params, args)]
+        for t in range(nthreads):
+            f(t, nthreads, *typed)
         self.launches[kernel.name] = self.launches.get(kernel.name, 0) + 1
-        with np.errstate(all="ignore"):
-            for t in range(nthreads):
-                f(t, nthreads, *typed)
 
     def region(self, plan: Plan) -> "PythonRegion":
         return PythonRegion(self, plan)
@@ -130,6 +137,13 @@ class PythonRegion:
         return lambda: self.run(frame, nthreads)
 
     def run(self, frame: np.ndarray, nthreads: int = 1) -> int:
+        """Sets RETIRED, EXIT and the exit's words; returns the exit number."""
+        if frame.size < self.plan.words:
+            raise ValueError(f"region {self.plan.name}: the frame has {frame.size} words, the plan needs {self.plan.words}")
+        with default_rounding(), np.errstate(all="ignore"):
+            return self._walk(frame, nthreads)
+
+    def _walk(self, frame: np.ndarray, nthreads: int) -> int:
         retired, block, values = 0, self.plan.blocks[0], {}
 
         def value(s: Scalar) -> Any:
@@ -155,8 +169,8 @@ class PythonRegion:
                     case Scalar():
                         values[s] = self._scalar(s, [value(a) for a in s.args], frame)
                     case Launch():
-                        f = self.engine.function(s.kernel)
-                        self.engine._launch(f, s.kernel, [value(a) for a in s.args], nthreads if s.parallel and not s.replicated else 1)
+                        shared = nthreads if s.parallel and not s.replicated else 1
+                        self.engine._launch(self.engine.function(s.kernel), s.kernel, [value(a) for a in s.args], shared)
                     case Copy():
                         ctypes.memmove(value(s.dst), value(s.src), value(s.nbytes))
                     case StoreFrame():

@@ -10,6 +10,7 @@ A value used once stands inside the expression that uses it, where nothing betwe
 """
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
@@ -84,6 +85,7 @@ class _Renderer:
         self._survey(kernel.body)
         self._survey(kernel.prologue)
         self.unwrapped: dict[int, bool] = {}
+        self.literals: dict[int, int] = {}                # uniform integers made of constants alone
 
     def _survey(self, body: Sequence[Value]) -> None:
         """Users and home of every value that something depends on (uses come after definitions: walk backwards)."""
@@ -292,10 +294,23 @@ class _Renderer:
             return _Text(v, self.name(v.args[0]), _ATOM, depends)
         if v.op in ("load", "load_lanes"):
             return _Text(v, *self._load(v, depends), depends)
+        folded = self._folded(v)
+        if folded is not None:
+            self.literals[id(v)] = folded
+            return _Text(v, str(folded), _ATOM if folded >= 0 else 7)
         text, rank = self._pure(v, depends)
         if v.op in _WRAPS and not v.varying and v.type in ("i32", "i64") and not self._unwrapped(v):
             text, rank = f"{v.type}({text})", _ATOM
         return _Text(v, text, rank, depends)
+
+    def _folded(self, v: Value) -> int | None:
+        """A sum, product or shift of constants: Python would compute it at once, without wrapping."""
+        args = [a.attrs["value"] if a.op == "const" else self.literals.get(id(a)) for a in v.args]
+        if v.op not in _WRAPS or v.type not in ("i32", "i64") or None in args:
+            return None
+        exact = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "shl": operator.lshift}[v.op](*args)
+        half = 1 << (31 if v.type == "i32" else 63)
+        return (exact + half) % (2 * half) - half
 
     def _unwrapped(self, v: Value) -> bool:
         """May a uniform sum or product stay unwrapped?  Yes if every user is one too, which is wrapped at the end of the
