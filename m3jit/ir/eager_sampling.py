@@ -30,6 +30,7 @@ class Sampling:
         scores = widen(x).reshape(-1).copy()
         if not scores.size:
             raise OperandError(f"SAMPLE of an empty tensor, {describe(x)}")
+        temperature, top_p, min_p, penalty = (float(to_f32(float(v))) for v in (temperature, top_p, min_p, penalty))
         _check("TEMP", temperature, 0.0, np.inf)
         _check("TOPP", top_p, 0.0, 1.0)
         _check("MINP", min_p, 0.0, 1.0)

@@ -124,3 +124,16 @@ top:
         vm = VM(assemble(source), name).run()
         found.append((vm.get("rX").tobytes(), vm.retired))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("value", [1e-320, 0.0, 0.7])
+def test_sampling_options_in_registers_are_rounded_to_f32_first(value):
+    """A temperature that is zero as F32 draws nothing, wherever the instruction runs."""
+    ends = []
+    for backend in BACKENDS:
+        vm = VM(assemble("    SAMPLE rA, rX, TEMP=rT\n    RNG_NEXT rN\n    HALT\n"), backend=backend, threads=1)
+        vm.set("rX", np.array([1, 2, 3, 4], np.float32))
+        vm.set("rT", value)
+        vm.run()
+        ends.append((vm.get("rA"), vm.get("rN")))
+    assert len(set(ends)) == 1
