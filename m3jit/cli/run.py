@@ -33,7 +33,7 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
 @click.option("--show", "shown", multiple=True, metavar="rX", help="Print a register afterwards, on standard error.")
 @click.option("--files", metavar="FOLDER", default=".", help="Folder the program may read and write [.].")
 @click.option("--search", "-I", multiple=True, metavar="FOLDER", help="Look here too for FILE= and .import.")
-@click.option("--threads", "-t", type=click.IntRange(1, 1024), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True,
               help="auto, cpu, cpu:LEVEL (baseline avx2 avx512 native), numba, python or interpreter.")
 @click.option("--max-steps", type=STEPS, metavar="N", help="Stop after N instructions (exit code 4).")

@@ -61,6 +61,10 @@ class VM(HostStreams):
                  record: bool = False, replay: list | None = None, xp: Any = None, regions: Any = None,
                  extensions: Any = None):
         check_limits(max_steps, timeout)
+        if isinstance(program, (str, bytes)):
+            raise UserError("VM takes a program, not text: m3jit.assemble makes one of assembly text, m3jit.load of a file")
+        if threads is not None and not 1 <= threads <= 256:
+            raise UserError(f"threads: 1 to 256, got {threads}")
         self.image = Image(program)
         self.backend, self.threads, self.max_steps, self.timeout = backend, threads, max_steps, timeout
         self.models, self.wait_input, self.seed = models or NoModels(), wait_input, seed
@@ -395,6 +399,8 @@ class VM(HostStreams):
 
     def abort(self, snapshot: SnapshotHandle, resume: bool = False) -> None:
         """Put a snapshot back; resume: execution also goes back to where it was taken."""
+        if not isinstance(snapshot, SnapshotHandle):
+            raise UserError(f"abort takes a snapshot that fork gave, not {type(snapshot).__name__}")
         with self._entered():
             found = self.snapshots.resolve(snapshot)
             self.main.restore(found.root)

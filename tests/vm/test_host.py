@@ -231,3 +231,13 @@ def test_text_from_the_host_that_is_no_unicode():
         vm.run()
     with pytest.raises(UserError, match="surrogate"):
         machine("HALT\n").set("R1", "\ud800")
+
+
+def test_misuse_from_the_host_is_said_plainly():
+    from m3jit.frontend import assemble
+    with pytest.raises(UserError, match="m3jit.assemble makes one"):
+        VM("    HALT")
+    with pytest.raises(UserError, match="threads: 1 to 256, got 300"):
+        VM(assemble("    HALT\n"), threads=300)
+    with pytest.raises(UserError, match="abort takes a snapshot"):
+        VM(assemble("    HALT\n")).abort(None)
