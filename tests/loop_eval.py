@@ -140,6 +140,9 @@ class Memory:
         raw = out.reshape(-1).view(STORAGE[dtype])
         if dtype == "bf16":
             v = (raw.astype(np.uint32) << 16).view(np.float32)
+        elif dtype == "f16":
+            v = raw.astype(np.float32)
+            v.view(np.uint32)[np.isnan(v)] |= 0x00400000         # a NaN becomes quiet and keeps its bits
         else:
             v = raw.astype(NUMPY[MEMORY[dtype][1]])
         return v if np.ndim(index) else v[0]
@@ -151,6 +154,10 @@ class Memory:
         value = np.broadcast_to(value, at.shape)
         if dtype == "bf16":
             raw = bf16_bits(value)
+        elif dtype == "f16":
+            bits = np.ascontiguousarray(value).view(np.uint32)
+            kept = (bits >> 16 & 0x8000) | 0x7E00 | (bits >> 13 & 0x3FF)
+            raw = np.where(np.isnan(value), kept, value.astype(np.float16).view(np.uint16)).astype(np.uint16)
         else:
             raw = value.astype(STORAGE[dtype])
         size = MEMORY[dtype][0]
@@ -253,8 +260,9 @@ class _Source:
 
 
 @functools.lru_cache(maxsize=None)
-def _constant(type: str, value: Any) -> Any:
-    return NUMPY[type](value)
+def _constant(type: str, text: str) -> Any:
+    """By its text: 0.0 and -0.0 are equal, and so would be one entry of the cache."""
+    return NUMPY[type](eval(text, {"inf": float("inf"), "nan": float("nan")}))
 
 
 def _scratch(name: str, dtype: str, count: int) -> Memory:
@@ -271,7 +279,7 @@ def compile_kernel(kernel: Kernel) -> dict[str, Any]:
     """The namespace with `grid(A)` and `run(A, group)`."""
     names: dict[str, Any] = {
         "np": np, "fma": fma, "dot4": dot4, "lshr": lshr, "convert": convert, "idiv": idiv, "tree": tree,
-        "const": lambda t, x: _constant(t, x), "scratch": _scratch, "shift": _shift, "L": kernel.lanes,
+        "const": lambda t, x: _constant(t, repr(x)), "scratch": _scratch, "shift": _shift, "L": kernel.lanes,
         "LANE": np.arange(kernel.lanes, dtype=np.int32), "inf": float("inf"), "nan": float("nan")}
     exec(compile(_Source(kernel).text(), f"<loop_eval {kernel.name}>", "exec"), names)
     return names

@@ -18,8 +18,8 @@ def group_memory_bytes(kernel: Kernel) -> int:
 
 
 def fenced_stores(kernel: Kernel) -> set[int]:
-    """ids of the uniform stores that need a barrier before and after: uniform code runs once per group in the loop IR, but
-    here every lane runs its loads and lane 0 its stores, and some uniform load reads the same array."""
+    """ids of the uniform stores that need a barrier before and after: uniform code runs once per group in the loop IR,
+    but here every lane runs its loads and lane 0 its stores, and some uniform load reads the same array."""
     if kernel.lanes == 1:
         return set()
 

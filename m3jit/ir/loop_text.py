@@ -144,7 +144,11 @@ class _Printer:
 
     def _place(self, v: Value) -> str:
         base, offset, index = v.args[:3]
-        at = "" if offset.op == "const" and offset.type == "i64" and offset.attrs["value"] == 0 else f"@{self.ref(offset)}"
+        at = (
+            ""
+            if offset.op == "const" and offset.type == "i64" and offset.attrs["value"] == 0
+            else f"@{self.ref(offset)}"
+        )
         return f"{self.ref(base)}{at}[{self.ref(index)}]"
 
     def _mask(self, v: Value) -> str:
@@ -172,7 +176,7 @@ _CONSTANT = re.compile(r"([+-]?(?:inf|nan|[0-9.]+(?:e[+-]?[0-9]+)?))(?:_(\w+))?"
 
 
 def parse_kernel(text: str) -> Kernel:
-    """The kernel a text denotes.  LoopTextError: not a kernel's text, with line number; LoopError: an ill-formed one."""
+    """The kernel a text denotes.  LoopTextError (with the line): no kernel's text; LoopError: an ill-formed kernel."""
     return _Parser(text).kernel()
 
 

@@ -127,5 +127,7 @@ def _difference(kernel: Kernel, i: int, a_name: str, a: np.ndarray, b_name: str,
     bad = np.flatnonzero((a.reshape(-1).view(np.uint8).reshape(-1, size) !=
                           b.reshape(-1).view(np.uint8).reshape(-1, size)).any(axis=1))
     at = int(bad[0])
-    return (f"{kernel.name}: {kernel.params[i].name}[{at}] is {a.reshape(-1)[at]!r} on {a_name}, {b.reshape(-1)[at]!r} on "
-            f"{b_name} ({bad.size} of {a.size} differ)")
+    return (
+        f"{kernel.name}: {kernel.params[i].name}[{at}] is {a.reshape(-1)[at]!r} on {a_name}, {b.reshape(-1)[at]!r} on "
+        f"{b_name} ({bad.size} of {a.size} differ)"
+    )

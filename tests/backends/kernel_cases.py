@@ -106,7 +106,9 @@ def storage(rng: np.random.Generator, dtype: T.DType, shape: Sequence[int], spec
     return rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
 
 
-def group_case(name: str, describe: Callable[[Graph], Iterable[Node]], shape: Sequence[int], slow: bool = False) -> Case:
+def group_case(
+    name: str, describe: Callable[[Graph], Iterable[Node]], shape: Sequence[int], slow: bool = False
+) -> Case:
     g = Graph(*shape)
     group = g.group(*describe(g))
 
@@ -215,8 +217,11 @@ def _quantised() -> Iterable[Case]:
     for block in (32, 256):
         for rows in (0, 1, 3):
             def make(rng, rows=rows, block=block):
-                return [floats(rng, rows, 2 * block), blank(quantize.activation_bytes(rows, 2 * block, block), np.uint8),
-                        2 * rows]
+                return [
+                    floats(rng, rows, 2 * block),
+                    blank(quantize.activation_bytes(rows, 2 * block, block), np.uint8),
+                    2 * rows,
+                ]
             yield Case(f"quantize_activation_{block}_{rows}", lambda block=block: quantize.quantize_activation(block),
                        make, first_slice=True, slow=rows == 1)
 
@@ -258,10 +263,16 @@ def _products() -> Iterable[Case]:
             def make(rng, name=name, rows=rows, cols=cols, tokens=tokens):
                 return [floats(rng, tokens, cols), weight(rng, name, rows, cols), blank((tokens, rows)), tokens, cols,
                         rows]
-            yield Case(f"matmul_rows_{name}_{tokens}x{rows}x{cols}", lambda name=name: matmul.matmul_rows(name), make,
-                       slow=tokens in (0, 9) or DTYPES[name].is_block and tokens == 3 or name in ("Q4_1", "Q4_0", "Q4_K",
-                                                                                                  "Q6_K", "F16"),
-                       heavy=True)
+            yield Case(
+                f"matmul_rows_{name}_{tokens}x{rows}x{cols}",
+                lambda name=name: matmul.matmul_rows(name),
+                make,
+                slow=tokens in (0, 9)
+                or DTYPES[name].is_block
+                and tokens == 3
+                or name in ("Q4_1", "Q4_0", "Q4_K", "Q6_K", "F16"),
+                heavy=True,
+            )
     for name, cols, outs, tokens in (("F32", 100, 37, 3), ("F16", 64, 70, 1), ("BF16", 3, 5, 5), ("F32", 130, 1, 0)):
         def make(rng, name=name, cols=cols, outs=outs, tokens=tokens):
             return [floats(rng, tokens, cols), weight(rng, name, cols, outs), blank((tokens, outs)), tokens, cols, outs]
@@ -288,13 +299,27 @@ def _rows() -> Iterable[Case]:
     for dim, heads, pos, pairing, tokens in ((64, 3, 5, "NEOX", 2), (64, 3, 5, "NORM", 2), (6, 1, 10 ** 9, "NORM", 3),
                                              (80, 2, 131071, "NEOX", 1), (2, 2, 0, "NEOX", 0)):
         def make(rng, dim=dim, heads=heads, pos=pos, tokens=tokens):
-            return [floats(rng, tokens, heads * dim), rope_frequencies(10000.0, dim), blank((tokens, heads * dim)), tokens,
-                    heads, pos]
+            return [
+                floats(rng, tokens, heads * dim),
+                rope_frequencies(10000.0, dim),
+                blank((tokens, heads * dim)),
+                tokens,
+                heads,
+                pos,
+            ]
         yield Case(f"rope_{dim}_{pairing}_{tokens}", lambda dim=dim, pairing=pairing: rope.rope(dim, pairing), make,
                    slow=dim == 64 and pairing == "NORM")
 
     def factors(rng):
-        return [floats(rng, 2, 24), rope_frequencies(5e5, 24), rng.uniform(0.5, 8, 12).astype(f32), blank((2, 24)), 2, 1, 3]
+        return [
+            floats(rng, 2, 24),
+            rope_frequencies(5e5, 24),
+            rng.uniform(0.5, 8, 12).astype(f32),
+            blank((2, 24)),
+            2,
+            1,
+            3,
+        ]
     yield Case("rope_factors", lambda: rope.rope(24, "NEOX", factors=True), factors)
     for memory, dtype in (("f32", T.F32), ("f16", T.F16), ("i8", T.I8), ("i64", T.I64)):
         def make(rng, dtype=dtype):
@@ -304,7 +329,12 @@ def _rows() -> Iterable[Case]:
         def make(rng, dtype=dtype):
             return [storage(rng, dtype, (2, 9, 70)), blank((2, 70), np.int64), 2, 9, 70]
         yield Case(f"argmax_columns_{memory}", lambda memory=memory: argmax.argmax_columns(memory), make)
-    for memory, dtype, value in (("f32", f32, 1.5), ("f16", np.float16, -2.0), ("i8", np.int8, 300), ("i64", np.int64, -3)):
+    for memory, dtype, value in (
+        ("f32", f32, 1.5),
+        ("f16", np.float16, -2.0),
+        ("i8", np.int8, 300),
+        ("i64", np.int64, -3),
+    ):
         def make(rng, dtype=dtype, value=value):
             return [blank(4099, dtype), 4099, value]
         yield Case(f"fill_{memory}", lambda memory=memory: lowering.fill_kernel(memory), make)
@@ -339,13 +369,25 @@ def _attention() -> Iterable[Case]:
         def append(rng, g=g, tokens=tokens, past=past, keys=keys):
             return [floats(rng, tokens, g.kv_heads * g.head_dim), floats(rng, tokens, g.kv_heads * g.head_dim),
                     *pages(rng, g, keys), tokens, past]
-        yield Case(f"kv_append_{g.name}_{tokens}", lambda g=g: attention.kv_append(g.kv_heads, g.head_dim, g.dtype, g.dense),
-                   append, slow=slow)
+        yield Case(
+            f"kv_append_{g.name}_{tokens}",
+            lambda g=g: attention.kv_append(g.kv_heads, g.head_dim, g.dtype, g.dense),
+            append,
+            slow=slow,
+        )
 
         def blocks(rng, g=g, tokens=tokens, keys=keys, tail=tail, scale=scale):
             partial = blank(max(attention.partial_floats(tokens, keys, g.heads, g.head_dim), 1))
-            return [floats(rng, tokens, g.heads * g.head_dim, special=False), *pages(rng, g, keys), partial, *tail, *scale]
-        yield Case(f"attn_blocks_{g.name}_{tokens}", lambda g=g: attention.attn_blocks(g), blocks, slow=slow or tokens > 1)
+            return [
+                floats(rng, tokens, g.heads * g.head_dim, special=False),
+                *pages(rng, g, keys),
+                partial,
+                *tail,
+                *scale,
+            ]
+        yield Case(
+            f"attn_blocks_{g.name}_{tokens}", lambda g=g: attention.attn_blocks(g), blocks, slow=slow or tokens > 1
+        )
 
         def combine(rng, g=g, tokens=tokens, keys=keys, tail=tail):
             partial = floats(rng, max(attention.partial_floats(tokens, keys, g.heads, g.head_dim), 1), special=False)
@@ -359,7 +401,7 @@ def _attention() -> Iterable[Case]:
         yield Case(f"attn_rows_{g.name}_{tokens}", lambda g=g: attention.attn_rows(g), rows, slow=slow or tokens == 1)
 
 
-# -- moves, sorting, convolution, sampling ------------------------------------------------------------------------------
+# -- moves, sorting, convolution, sampling ----------------------------------------------------------------------------
 
 def _moves() -> Iterable[Case]:
     for width, dtype in ((1, np.uint8), (2, np.float16), (4, np.int32), (8, np.int64)):
@@ -374,15 +416,34 @@ def _moves() -> Iterable[Case]:
         yield Case(f"strided_copy_back_{width}", lambda width=width: moves.strided_copy(width), steps, slow=True)
         for inner in (3, 70):
             def gather(rng, dtype=dtype, inner=inner):
-                return [rng.integers(0, 99, (2, 9, inner)).astype(dtype), rng.integers(0, 9, 67), blank((2, 67, inner), dtype),
-                        2, 9, 67, inner]
+                return [
+                    rng.integers(0, 99, (2, 9, inner)).astype(dtype),
+                    rng.integers(0, 9, 67),
+                    blank((2, 67, inner), dtype),
+                    2,
+                    9,
+                    67,
+                    inner,
+                ]
             yield Case(f"gather_{width}_{inner}", lambda width=width: moves.gather(width), gather, slow=width != 4)
     for memory, dtype in (("f32", T.F32), ("i8", T.I8), ("i64", T.I64)):
         for mode in ("ADD", "MAX"):
             def scatter(rng, dtype=dtype):
-                return [storage(rng, dtype, (2, 5, 70)), rng.integers(0, 5, 11), storage(rng, dtype, (2, 11, 70)), 2, 5, 11, 70]
-            yield Case(f"scatter_{mode}_{memory}", lambda memory=memory, mode=mode: moves.scatter(memory, mode), scatter,
-                       slow=memory == "i8")
+                return [
+                    storage(rng, dtype, (2, 5, 70)),
+                    rng.integers(0, 5, 11),
+                    storage(rng, dtype, (2, 11, 70)),
+                    2,
+                    5,
+                    11,
+                    70,
+                ]
+            yield Case(
+                f"scatter_{mode}_{memory}",
+                lambda memory=memory, mode=mode: moves.scatter(memory, mode),
+                scatter,
+                slow=memory == "i8",
+            )
     for source, target in (("f32", "f16"), ("f32", "bf16"), ("f16", "f32"), ("bf16", "f32")):
         def float_copy(rng, source=source, target=target):
             types = {"f32": T.F32, "f16": T.F16, "bf16": T.BF16}
@@ -397,8 +458,12 @@ def _moves() -> Iterable[Case]:
             def columns(rng, op=op, dtype=dtype):
                 target = dtype if dtype.kind == "float" or op in ("MAX", "MIN") else T.I64
                 return [storage(rng, dtype, (2, 130, 20)), blank((2, 20), target.numpy), 2, 130, 20]
-            yield Case(f"reduce_columns_{op}_{memory}", lambda memory=memory, op=op: reduce.reduce_columns(memory, op),
-                       columns, slow=(op, memory) not in (("SUM", "f32"), ("MAX", "f16"), ("SUM", "u8"), ("MIN", "i64")))
+            yield Case(
+                f"reduce_columns_{op}_{memory}",
+                lambda memory=memory, op=op: reduce.reduce_columns(memory, op),
+                columns,
+                slow=(op, memory) not in (("SUM", "f32"), ("MAX", "f16"), ("SUM", "u8"), ("MIN", "i64")),
+            )
 
 
 def _searches() -> Iterable[Case]:
@@ -413,24 +478,57 @@ def _searches() -> Iterable[Case]:
             def top(rng, memory=memory, dtype=dtype):
                 return [storage(rng, dtype, (2, 33)), blank((2, 5), dtype.numpy), blank((2, 5), np.int64),
                         blank(sort.work_bytes(memory, 2, 33), np.uint8), 2, 33, 5]
-            yield Case(f"topk_{memory}_{descending}", lambda m=memory, d=descending: sort.topk_rows(m, d, ordered=not d), top,
-                       slow=not descending or memory != "f32")
+            yield Case(
+                f"topk_{memory}_{descending}",
+                lambda m=memory, d=descending: sort.topk_rows(m, d, ordered=not d),
+                top,
+                slow=not descending or memory != "f32",
+            )
     for bias in (False, True):
         def convolution(rng, bias=bias):
             x, w = floats(rng, 2, 4, 7, 70), floats(rng, 6, 2, 3, 3, special=False)
-            return [x, w, *([floats(rng, 6)] if bias else []), blank((2, 6, 4, 37)), 2, 4, 7, 70, 6, 3, 3, 4, 37, 2, 2, 1, 3, 1, 1,
-                    2]
+            return [
+                x,
+                w,
+                *([floats(rng, 6)] if bias else []),
+                blank((2, 6, 4, 37)),
+                2,
+                4,
+                7,
+                70,
+                6,
+                3,
+                3,
+                4,
+                37,
+                2,
+                2,
+                1,
+                3,
+                1,
+                1,
+                2,
+            ]
         yield Case(f"conv_{bias}", lambda bias=bias: conv.conv(bias), convolution, slow=not bias)
     for top_k, temperature, top_p, min_p in ((0, 1.0, 1.0, 0.0), (5, 0.8, 0.9, 0.05), (1, 0.0, 1.0, 0.0)):
         def draw(rng, options=(top_k, temperature), limits=(top_p, min_p)):
-            return [floats(rng, 90, special=False), blank(sample.work_bytes(90), np.uint8), blank(3, np.int64), 90, 12345,
-                    *options, *limits]
+            return [
+                floats(rng, 90, special=False),
+                blank(sample.work_bytes(90), np.uint8),
+                blank(3, np.int64),
+                90,
+                12345,
+                *options,
+                *limits,
+            ]
         yield Case(f"sample_{top_k}", lambda: sample.sample(sample.Operands()), draw, slow=top_k != 5)
 
     def penalised(rng):
         return [floats(rng, 90, special=False), rng.integers(0, 90, 12), rng.integers(0, 2, 90).astype(bool),
                 blank(sample.work_bytes(90), np.uint8), blank(3, np.int64), 90, 12, 8, 777, 20, 0.7, 1.3, 0.95, 0.0]
-    yield Case("sample_history_mask", lambda: sample.sample(sample.Operands("f32", "i64", "bool")), penalised, slow=True)
+    yield Case(
+        "sample_history_mask", lambda: sample.sample(sample.Operands("f32", "i64", "bool")), penalised, slow=True
+    )
 
 
 CASES: list[Case] = [*_fused(), *_quantised(), *_products(), *_rows(), *_attention(), *_moves(), *_searches()]

@@ -1,10 +1,11 @@
 """Random loop-IR kernels: seeded, verified, free of undefined behaviour, with every result stored.
 
 A kernel reads one array per type, computes with values of every type inside loops and ifs, moves data across lanes and
-through scratch, and stores the last values of each type.  What is undefined is avoided by construction: shift counts and
-float-to-integer conversions stay in range, divisors are positive, scratch is synchronised, and floats are made
+through scratch, and stores the last values of each type.  What is undefined is avoided by construction: shift counts
+and float-to-integer conversions stay in range, divisors are positive, scratch is synchronised, and floats are made
 canonical where their bits can be seen.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable

@@ -64,9 +64,25 @@ def test_what_the_generator_reaches():
         seen.update(v.op for v in statements)
         seen.update(f"{v.op} masked" for v in statements if v.attrs.get("masked"))
         seen.update(f"{a.op} operand" for v in statements for a in v.args)
-    wanted = (set(PURE) - {"lane", "group"}) | {"loop", "if", "var", "get", "set", "scratch", "sync", "load", "store",
-                                                "load_lanes", "store_lanes", "load masked", "store masked", "lane operand",
-                                                "group operand", "store_lanes masked", "load_lanes masked"}
+    wanted = (set(PURE) - {"lane", "group"}) | {
+        "loop",
+        "if",
+        "var",
+        "get",
+        "set",
+        "scratch",
+        "sync",
+        "load",
+        "store",
+        "load_lanes",
+        "store_lanes",
+        "load masked",
+        "store masked",
+        "lane operand",
+        "group operand",
+        "store_lanes masked",
+        "load_lanes masked",
+    }
     assert not wanted - set(seen)
     assert np.mean(sizes) > 50
     args = random_args(random_kernel(7), 7)

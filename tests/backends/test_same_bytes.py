@@ -21,9 +21,18 @@ from tests.backends.kernel_cases import CASES, Case
 
 FAST = [c for c in CASES if not c.slow]
 # One kernel of each kind of the first slice; PoCL needs seconds for each.
-ON_OPENCL = ("fused_chain_4097", "fused_integers_4097", "fused_row_operands_5x200", "fused_rms_norm_5x200", "fused_sum_f16_3x70",
-             "fused_float_reductions_3x0", "quantize_activation_32_3", "quantize_rows_256_3", "qmatmul_Q8_0_1x50",
-             "qmatmul_Q4_1_1x50")
+ON_OPENCL = (
+    "fused_chain_4097",
+    "fused_integers_4097",
+    "fused_row_operands_5x200",
+    "fused_rms_norm_5x200",
+    "fused_sum_f16_3x70",
+    "fused_float_reductions_3x0",
+    "quantize_activation_32_3",
+    "quantize_rows_256_3",
+    "qmatmul_Q8_0_1x50",
+    "qmatmul_Q4_1_1x50",
+)
 # Kernels whose lanes exchange data through memory without `sync`: right where one thread runs a group, a race on a GPU.
 NOT_ON_PTX = ("sample_5", "sample_history_mask")
 
@@ -72,7 +81,9 @@ def test_all_executors(case: Case):
     agree(kernel, case.args, on)
 
 
-@pytest.mark.parametrize("name", ("fused_chain_4097", "fused_softmax_5x200", "qmatmul_Q8_0_1x50", "quantize_activation_32_3"))
+@pytest.mark.parametrize(
+    "name", ("fused_chain_4097", "fused_softmax_5x200", "qmatmul_Q8_0_1x50", "quantize_activation_32_3")
+)
 def test_ptx_runs_several_blocks(name: str):
     case = next(c for c in FAST if c.name == name)
     LAUNCHES["ptx groups"] = 0
@@ -143,7 +154,9 @@ def test_a_difference_is_reported():
         E.PLAIN.run(kernel, args)
         args[3][5] += 1
         LAUNCHES["wrong"] += 1
-    with pytest.raises(AssertionError, match=r"fused_chain: out0\[5\] is .* on evaluator, .* on wrong \(1 of 63 differ\)"):
+    with pytest.raises(
+        AssertionError, match=r"fused_chain: out0\[5\] is .* on evaluator, .* on wrong \(1 of 63 differ\)"
+    ):
         agree(case.kernel, case.args, [E.EVALUATOR, E.Executor("wrong", wrong)])
     with pytest.raises(AssertionError, match="idle did not run"):
         agree(case.kernel, case.args, [E.EVALUATOR, E.Executor("idle", lambda kernel, args: None)])

@@ -69,7 +69,17 @@ def test_constants_keep_their_type_and_value():
     kernel = b.finish()
     text = print_kernel(kernel)
     assert canonical(parse_kernel(text)) == canonical(kernel)
-    for literal in ("-0.0", "+inf", "-inf", "+nan", "5e-324_f64", "-2147483648_i32", "9223372036854775807", "1_b1", "0_b1"):
+    for literal in (
+        "-0.0",
+        "+inf",
+        "-inf",
+        "+nan",
+        "5e-324_f64",
+        "-2147483648_i32",
+        "9223372036854775807",
+        "1_b1",
+        "0_b1",
+    ):
         assert f" {literal}" in text
 
 
@@ -103,7 +113,10 @@ def test_control_scratch_and_comments():
 
 
 MISTAKES = {
-    "kernel": (("kernel scale(", "kernal scale("), r"line 1: expected 'kernel NAME\(PARAMETERS\) lanes N \{', got 'kernal"),
+    "kernel": (
+        ("kernel scale(", "kernal scale("),
+        r"line 1: expected 'kernel NAME\(PARAMETERS\) lanes N \{', got 'kernal",
+    ),
     "parameter": (("n: i64", "n: i46"), "line 1: expected 'NAME: TYPE' or .*got 'n: i46'; types are b1, i32"),
     "access": (("ptr r f32", "ptr x f32"), "line 1: expected .* got 'x: ptr x f32'"),
     "twice": (("k: f32", "n: f32"), "line 1: parameter n is declared twice"),
@@ -123,7 +136,10 @@ MISTAKES = {
     "end": (("}\n", ""), "the text ends before }"),
     "more": (("}\n", "}\nsync\n"), "line 13: nothing may follow the kernel's closing brace, got 'sync'"),
     "cell": (("%v7: f32 = mul %v6, k", "set %v6 = k"), "line 10: %v6 is no variable"),
-    "constant": (("idiv %u0, 64", "idiv %u0, 64.5_i64"), "line 3: '64.5_i64': a i64 constant is written without a point"),
+    "constant": (
+        ("idiv %u0, 64", "idiv %u0, 64.5_i64"),
+        "line 3: '64.5_i64': a i64 constant is written without a point",
+    ),
     "suffix": (("idiv %u0, 64", "idiv %u0, 64_i8"), "line 3: '64_i8': no type 'i8'"),
     "grid": (("grid %u1:", "grid %v1:"), "line 4: %v1 is not defined here"),
 }

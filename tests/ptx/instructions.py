@@ -1,12 +1,13 @@
 """The PTX instructions the CUDA backend emits, one rule each; an opcode without a rule is refused by name.
 
-Registers are bit patterns (uint16, uint32, uint64, bool for predicates); a rule views them as the type its opcode names.
+Registers are bit patterns (uint16, uint32, uint64, bool for predicates); a rule views them as the type its opcode
+names.
 Sources: PTX ISA, "Integer Arithmetic", "Floating Point", "Comparison and Selection", "Data Movement and Conversion".
 """
+
 from __future__ import annotations
 
 import re
-import struct
 from typing import Any, Callable
 
 import numpy as np
@@ -33,9 +34,13 @@ _NAN = {"f32": np.uint32(0x7FFFFFFF), "f64": np.uint64(0x7FFFFFFFFFFFFFFF)}
 
 def _immediate(text: str, type: str) -> Any:
     if text.startswith("0f"):
-        return np.frombuffer(bytes.fromhex(text[2:])[::-1], np.uint32).view(_TYPES[type] if type in ("f32",) else np.uint32)[0]
+        return np.frombuffer(bytes.fromhex(text[2:])[::-1], np.uint32).view(
+            _TYPES[type] if type in ("f32",) else np.uint32
+        )[0]
     if text.startswith("0d"):
-        return np.frombuffer(bytes.fromhex(text[2:])[::-1], np.uint64).view(_TYPES[type] if type in ("f64",) else np.uint64)[0]
+        return np.frombuffer(bytes.fromhex(text[2:])[::-1], np.uint64).view(
+            _TYPES[type] if type in ("f64",) else np.uint64
+        )[0]
     bits = 8 * np.dtype(_TYPES[type]).itemsize
     return np.array(int(text) % (1 << bits), f"u{bits // 8}").view(_TYPES[type])[()]
 
@@ -98,14 +103,6 @@ def _wide(x: Any, bits: int) -> Any:
     return np.asarray(x).astype(f"{np.asarray(x).dtype.kind}{bits // 8}")
 
 
-def _minmax(a: Any, b: Any, larger: bool) -> Any:
-    """max.f32 and min.f32: a NaN loses, -0 < +0."""
-    out = np.fmax(a, b) if larger else np.fmin(a, b)
-    zeros = (a == 0) & (b == 0)
-    sign = np.signbit(a) & np.signbit(b) if larger else np.signbit(a) | np.signbit(b)
-    return np.where(zeros, np.where(sign, np.float32(-0.0), np.float32(0.0)), out)
-
-
 def _shift(kind: str) -> Callable:
     """Counts beyond the width give what shifting one by one would."""
     def shift(a: Any, n: Any) -> Any:
@@ -155,8 +152,6 @@ _rule("sqrt.rn.{t}", "f32 f64", np.sqrt)
 _rule("fma.rn.{t}", "f32 f64", lambda a, b, c: exact_fma(*np.broadcast_arrays(a, b, c)), "{t} {t} {t}")
 _rule("neg.{t}", "f32 f64 s32 s64", lambda a: np.zeros_like(a) - a if np.asarray(a).dtype.kind == "i" else -a)
 _rule("abs.{t}", "f32 f64 s32 s64", np.abs)
-_rule("max.{t}", "f32 f64", lambda a, b: _minmax(a, b, True), "{t} {t}")
-_rule("min.{t}", "f32 f64", lambda a, b: _minmax(a, b, False), "{t} {t}")
 _rule("max.{t}", "s32 s64 u32 u64", np.maximum, "{t} {t}")
 _rule("min.{t}", "s32 s64 u32 u64", np.minimum, "{t} {t}")
 _rule("add.{t}", "s32 s64", lambda a, b: a + b, "{t} {t}")
@@ -298,8 +293,3 @@ def _store(entry: Any, i: Any, space: str, type: str, where: str) -> Callable[[A
         v = np.ascontiguousarray(np.broadcast_to(value(b), at.shape)).astype(kind)
         b.space(space, at).write(at, v.view(np.uint8).reshape(-1, kind.itemsize), b.active, b.number, where)
     return store
-
-
-def pack_float(x: float) -> str:
-    """PTX spelling of a float (for the interpreter's own tests)."""
-    return "0f" + struct.pack(">f", x).hex().upper()

@@ -65,7 +65,9 @@ class Space:
         if bad.any():
             raise PtxError(f"{where}: byte {int(at[bad][0])} of {self.name}, which has {self.data.size}")
         if (at % size).any():
-            raise PtxError(f"{where}: {size}-byte access to {self.name} at byte {int(at[at % size != 0][0])}, not aligned")
+            raise PtxError(
+                f"{where}: {size}-byte access to {self.name} at byte {int(at[at % size != 0][0])}, not aligned"
+            )
         return at[:, None] + np.arange(size)
 
     def read(self, address: np.ndarray, size: int, threads: np.ndarray, block: int, where: str) -> np.ndarray:
@@ -123,7 +125,9 @@ def parse(text: str) -> Entry:
         if not line or line in ("(", ")", "{", "}") or _DIRECTIVE.match(line) and ".entry" not in line:
             continue
         if m := re.match(r"\.visible \.entry (\w+)\(", line):
-            entry = Entry(m[1], shared=dict(entry.shared) if entry else {}, shared_bytes=entry.shared_bytes if entry else 0)
+            entry = Entry(
+                m[1], shared=dict(entry.shared) if entry else {}, shared_bytes=entry.shared_bytes if entry else 0
+            )
         elif m := _SHARED.fullmatch(line):
             entry = entry or Entry("")
             start = -(-entry.shared_bytes // int(m[1])) * int(m[1])
@@ -150,7 +154,9 @@ def parse(text: str) -> Entry:
 class Block:
     """The threads of one block: registers, program counters, memory."""
 
-    def __init__(self, entry: Entry, params: dict[str, Any], spaces: list[Space], shared: Space, number: int, threads: int):
+    def __init__(
+        self, entry: Entry, params: dict[str, Any], spaces: list[Space], shared: Space, number: int, threads: int
+    ):
         self.entry, self.params, self.spaces, self.shared = entry, params, spaces, shared
         self.number, self.threads = number, threads
         self.registers: dict[str, np.ndarray] = {}
@@ -180,15 +186,20 @@ class Block:
     def _release(self, waiting: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         if len(waiting) != 1 or sum(map(len, waiting.values())) != self.threads:
             lines = [self.entry.body[pc].line for pc in waiting]
-            raise PtxError(f"{self.entry.name}: threads wait at different barriers (PTX lines {lines})"
-                           if len(waiting) > 1 else f"{self.entry.name}: threads left before the barrier at line {lines[0]}")
+            raise PtxError(
+                f"{self.entry.name}: threads wait at different barriers (PTX lines {lines})"
+                if len(waiting) > 1
+                else f"{self.entry.name}: threads left before the barrier at line {lines[0]}"
+            )
         self.barriers += 1
         for s in (self.shared, *self.spaces):
             s.forget()
         (pc, threads), = waiting.items()
         return {pc + 1: threads}
 
-    def _advance(self, pc: int, threads: np.ndarray, groups: dict[int, np.ndarray], waiting: dict[int, np.ndarray]) -> None:
+    def _advance(
+        self, pc: int, threads: np.ndarray, groups: dict[int, np.ndarray], waiting: dict[int, np.ndarray]
+    ) -> None:
         """Runs one group until it branches apart, waits, ends, or meets another group."""
         body = self.entry.body
         while True:

@@ -88,11 +88,22 @@ class _Renderer:
         self._block(self.k.body)
         self.emit("ret void")
         tid, ctaid = "llvm.nvvm.read.ptx.sreg.tid.x", "llvm.nvvm.read.ptx.sreg.ctaid.x"
-        out = [f'target triple = "{TRIPLE}"', *self.globals.values(), f"declare i32 @{tid}()", f"declare i32 @{ctaid}()",
-               "declare void @llvm.nvvm.barrier0()", *sorted(self.declared),
-               f"define ptx_kernel void @{self.k.name}({params}) {{", "entry:", *self.cells,
-               f"  %lane = call i32 @{tid}()", f"  %group32 = call i32 @{ctaid}()",
-               "  %group = zext i32 %group32 to i64", *self.lines, "}"]
+        out = [
+            f'target triple = "{TRIPLE}"',
+            *self.globals.values(),
+            f"declare i32 @{tid}()",
+            f"declare i32 @{ctaid}()",
+            "declare void @llvm.nvvm.barrier0()",
+            *sorted(self.declared),
+            f"define ptx_kernel void @{self.k.name}({params}) {{",
+            "entry:",
+            *self.cells,
+            f"  %lane = call i32 @{tid}()",
+            f"  %group32 = call i32 @{ctaid}()",
+            "  %group = zext i32 %group32 to i64",
+            *self.lines,
+            "}",
+        ]
         return "\n".join(out) + "\n"
 
     # -- emission ---------------------------------------------------------------------------------------------------
@@ -329,8 +340,8 @@ class _Renderer:
         self.names[id(v)] = out
 
     def _choose(self, type: str, c: str, a: str, b: str) -> str:
-        """c ? a : b.  Floats are chosen as integers: LLVM makes a comparison and selection of floats one max.f32 when one
-        of them is a constant, and max.f32 puts -0 below +0."""
+        """c ? a : b.  Floats are chosen as integers: of a comparison and selection of floats, one of them a constant,
+        LLVM makes max.f32, which puts -0 below +0."""
         if type not in ("f32", "f64"):
             return self.value(f"select i1 {c}, {_TYPE[type]} {a}, {_TYPE[type]} {b}")
         t, i = _TYPE[type], "i32" if type == "f32" else "i64"

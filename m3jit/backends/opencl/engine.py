@@ -1,9 +1,10 @@
 """OpenCL backend, first slice: single kernels (elementwise chains, reductions, quantised matrix products).
 
 A device without denormals, infinities and NaNs, fused multiply-add or correctly rounded division and square root is
-refused by name: its results could differ.  An argument that is an address (the base of key/value pages) is refused before
-launch: OpenCL buffers have none.
+refused by name: its results could differ.  An argument that is an address (the base of key/value pages) is refused
+before launch: OpenCL buffers have none.
 """
+
 from __future__ import annotations
 
 import tempfile
@@ -64,8 +65,10 @@ class OpenCLEngine:
     def __init__(self, name: str = ""):
         found = devices()
         if not found:
-            raise UserError("no OpenCL device: install a driver (for the CPU: pip install 'pyopencl[pocl]') and look at "
-                            "`m3jit doctor`")
+            raise UserError(
+                "no OpenCL device: install a driver (for the CPU: pip install 'pyopencl[pocl]') and look at "
+                "`m3jit doctor`"
+            )
         chosen = [d for d in found if name.lower() in f"{d.platform.name} {d.name}".lower()]
         if not chosen:
             raise UserError(f"no OpenCL device named {name!r}; there are: {', '.join(d.name.strip() for d in found)}")
@@ -87,12 +90,15 @@ class OpenCLEngine:
         if uses_type(kernel, "f64"):
             missing = _missing(self.device.double_fp_config) if "cl_khr_fp64" in self.device.extensions else ["f64"]
             if missing:
-                return f"{kernel.name} computes in f64, {name} has no {', no '.join(missing)} there (use the CPU backend)"
+                return (
+                    f"{kernel.name} computes in f64, {name} has no {', no '.join(missing)} there (use the CPU backend)"
+                )
         need, have = group_memory_bytes(kernel), self.device.local_mem_size
         if need > have:
             return f"{kernel.name} needs {need} bytes of local memory, {name} has {have} (use the CPU backend)"
         if kernel.lanes > self.device.max_work_group_size:
-            return f"{kernel.name} has {kernel.lanes} lanes, a work-group of {name} holds {self.device.max_work_group_size}"
+            most = self.device.max_work_group_size
+            return f"{kernel.name} has {kernel.lanes} lanes, a work-group of {name} holds {most} (use the CPU backend)"
         return None
 
     def supports(self, kernel: Kernel) -> bool:
@@ -121,8 +127,10 @@ class OpenCLEngine:
         except self.cl.Error as e:
             path = Path(tempfile.mkdtemp(prefix="m3jit-opencl-")) / f"{kernel.name}.cl"
             path.write_text(f"// {self.device.platform.version} on {self.device.name}\n{source}\n/*\n{kernel}*/\n")
-            raise InternalError(f"{self.device.name.strip()}'s compiler rejects kernel {kernel.name}, which is a mistake in "
-                                f"m3jit; the source and the loop IR are in {path}: {e}") from e
+            raise InternalError(
+                f"{self.device.name.strip()}'s compiler rejects kernel {kernel.name}, which is a mistake in "
+                f"m3jit; the source and the loop IR are in {path}: {e}"
+            ) from e
         return self.cl.Kernel(program, symbol(kernel.name))
 
     def _launch(self, built: Any, kernel: Kernel, args: list[Any]) -> None:
@@ -132,8 +140,10 @@ class OpenCLEngine:
         for p, a in zip(kernel.params, args):
             if p.kind == "ptr":
                 if not isinstance(a, np.ndarray):
-                    raise UserError(f"kernel {kernel.name}: argument {p.name} is an address ({a!r}); OpenCL buffers have none, "
-                                    "an array is needed (use the CPU backend)")
+                    raise UserError(
+                        f"kernel {kernel.name}: argument {p.name} is an address ({a!r}); OpenCL buffers have none, "
+                        "an array is needed (use the CPU backend)"
+                    )
                 host = np.ascontiguousarray(a)
                 buffer = cl.Buffer(self.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=host) \
                     if host.nbytes else cl.Buffer(self.context, flags.READ_WRITE, 16)

@@ -24,8 +24,10 @@ _COMBINE = {"fmin": "(({a} < {b}) || ({b} != {b})) ? {a} : {b}", "fmax": "(({b} 
 
 # LLVM 15 and before make `-0.0f < x ? -0.0f : x` one minss, which gives the wrong zero: hide the sign (a launch has one
 # dimension, which the compiler does not know).
-MINUS_ZERO = {"minus_zero_f32": "    const float minus_zero_f32 = as_float(0x80000000u + (get_work_dim() - 1u));",
-              "minus_zero_f64": "    const double minus_zero_f64 = as_double(0x8000000000000000ul + (get_work_dim() - 1u));"}
+MINUS_ZERO = {
+    "minus_zero_f32": "    const float minus_zero_f32 = as_float(0x80000000u + (get_work_dim() - 1u));",
+    "minus_zero_f64": "    const double minus_zero_f64 = as_double(0x8000000000000000ul + (get_work_dim() - 1u));",
+}
 BARRIER = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"
 PRELUDE = """\
 #pragma OPENCL FP_CONTRACT OFF
@@ -73,8 +75,8 @@ int dot4(int acc, int u, int s) {
 _RESERVED = frozenset("""
     auto break case char const continue default do double else enum extern float for goto if inline int long register
     restrict return short signed sizeof static struct switch typedef union unsigned void volatile while half bool uchar
-    ushort uint ulong size_t kernel global local constant private generic pipe lane group tree fma sqrt floor rint fabs abs
-    dot4 barrier f32_from_f16 f16_from_f32 bf16_from_f32""".split())
+    ushort uint ulong size_t kernel global local constant private generic pipe lane group fma sqrt floor rint fabs dot4
+    barrier f32_from_f16 f16_from_f32 bf16_from_f32""".split())
 
 
 def symbol(name: str) -> str:
@@ -100,12 +102,17 @@ class _Renderer:
         params = []
         for p in self.k.params:
             name = symbol(p.name)
-            params.append(f"__global uchar *{name}, long {name}_offset" if p.kind == "ptr" else f"{_TYPE[p.kind]} {name}")
+            params.append(
+                f"__global uchar *{name}, long {name}_offset" if p.kind == "ptr" else f"{_TYPE[p.kind]} {name}"
+            )
         self._block(self.k.prologue, 1)
         self._block(self.k.body, 1)
         body, self.lines = self.lines, []
         n = self.k.lanes
-        out = [f"__kernel __attribute__((reqd_work_group_size({n}, 1, 1)))", f"void {symbol(self.k.name)}({', '.join(params)}) {{"]
+        out = [
+            f"__kernel __attribute__((reqd_work_group_size({n}, 1, 1)))",
+            f"void {symbol(self.k.name)}({', '.join(params)}) {{",
+        ]
         for s in self.scratch.values():
             size = MEMORY[s.attrs["dtype"]][0]
             out.append(f"    __local uchar {self.name(s)}[{s.attrs['count'] * size}] __attribute__((aligned(16)));")
@@ -260,7 +267,11 @@ class _Renderer:
                 return f"({_TYPE[t]})(0u - ({_UNSIGNED[t]}){a[0]})" if t in _UNSIGNED else f"-({a[0]})"
             case "abs":
                 # not abs(): of the most negative number it is undefined to PoCL's compiler
-                return f"{a[0]} < 0 ? ({_TYPE[t]})(0u - ({_UNSIGNED[t]}){a[0]}) : {a[0]}" if t in _UNSIGNED else f"fabs({a[0]})"
+                return (
+                    f"{a[0]} < 0 ? ({_TYPE[t]})(0u - ({_UNSIGNED[t]}){a[0]}) : {a[0]}"
+                    if t in _UNSIGNED
+                    else f"fabs({a[0]})"
+                )
             case "shl":
                 return f"({_TYPE[t]})(({_UNSIGNED[t]}){a[0]} << {a[1]})"
             case "lshr":
@@ -278,7 +289,8 @@ class _Renderer:
             case "zext":
                 return f"(long)(uint){a[0]}"
             case "cvt":
-                return f"convert_{_TYPE[v.type]}{'_rte' if v.type in ('f32', 'f64') else '_rtz' if t in ('f32', 'f64') else ''}({a[0]})"
+                rounding = "_rte" if v.type in ("f32", "f64") else "_rtz" if t in ("f32", "f64") else ""
+                return f"convert_{_TYPE[v.type]}{rounding}({a[0]})"
         raise KeyError(f"no OpenCL C for {op}")
 
 

@@ -139,7 +139,9 @@ class PythonRegion:
     def run(self, frame: np.ndarray, nthreads: int = 1) -> int:
         """Sets RETIRED, EXIT and the exit's words; returns the exit number."""
         if frame.size < self.plan.words:
-            raise ValueError(f"region {self.plan.name}: the frame has {frame.size} words, the plan needs {self.plan.words}")
+            raise ValueError(
+                f"region {self.plan.name}: the frame has {frame.size} words, the plan needs {self.plan.words}"
+            )
         with default_rounding(), np.errstate(all="ignore"):
             return self._walk(frame, nthreads)
 
@@ -159,7 +161,7 @@ class PythonRegion:
 
         def put(st: StoreFrame) -> None:
             v = value(st.value)
-            frame[st.word] = struct.unpack("<q", struct.pack("<d", v))[0] if st.value.type == "f64" else int(v)
+            frame[st.word] = struct.unpack("<q", struct.pack("<d", v))[0] if st.value.type in ("f32", "f64") else int(v)
 
         while True:
             for s in block.body:
@@ -170,7 +172,9 @@ class PythonRegion:
                         values[s] = self._scalar(s, [value(a) for a in s.args], frame)
                     case Launch():
                         shared = nthreads if s.parallel and not s.replicated else 1
-                        self.engine._launch(self.engine.function(s.kernel), s.kernel, [value(a) for a in s.args], shared)
+                        self.engine._launch(
+                            self.engine.function(s.kernel), s.kernel, [value(a) for a in s.args], shared
+                        )
                     case Copy():
                         ctypes.memmove(value(s.dst), value(s.src), value(s.nbytes))
                     case StoreFrame():
@@ -178,7 +182,8 @@ class PythonRegion:
                     case Retire():
                         retired += s.count
                     case Poll():
-                        stop = ctypes.c_int32.from_address(int(frame[FrameWord.STOP])).value
+                        word = int(frame[FrameWord.STOP])         # 0: nobody can ask to stop
+                        stop = word and ctypes.c_int32.from_address(word).value
                         if stop or retired >= frame[FrameWord.BUDGET]:
                             return leave(s.exit, s.stores)
                     case Barrier():

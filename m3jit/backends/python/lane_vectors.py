@@ -1,8 +1,9 @@
 """A numba type for vectors of lanes: LLVM vectors, with NumPy's operators.
 
-`Lanes(element, count)` is what `runtime_numba` loads, computes and stores.  Operators take two vectors or a vector and a
-number; the number is converted to the element type and repeated.
+`Lanes(element, count)` is what `runtime_numba` loads, computes and stores.  Operators take two vectors or a vector and
+a number; the number is converted to the element type and repeated.
 """
+
 from __future__ import annotations
 
 import operator
@@ -17,7 +18,13 @@ from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import lower_builtin, register_model
 
 ELEMENTS = {"b1": types.boolean, "i32": types.int32, "i64": types.int64, "f32": types.float32, "f64": types.float64}
-LLVM = {"b1": ir.IntType(1), "i32": ir.IntType(32), "i64": ir.IntType(64), "f32": ir.FloatType(), "f64": ir.DoubleType()}
+LLVM = {
+    "b1": ir.IntType(1),
+    "i32": ir.IntType(32),
+    "i64": ir.IntType(64),
+    "f32": ir.FloatType(),
+    "f64": ir.DoubleType(),
+}
 KIND = {element: name for name, element in ELEMENTS.items()}
 
 
@@ -78,10 +85,17 @@ def _compare(symbol: str) -> Callable:
     return emit
 
 
-_ARITHMETIC = {operator.add: _by_kind("add", "fadd"), operator.sub: _by_kind("sub", "fsub"),
-               operator.mul: _by_kind("mul", "fmul"), operator.truediv: _by_kind("", "fdiv"),
-               operator.and_: _by_kind("and_", ""), operator.or_: _by_kind("or_", ""), operator.xor: _by_kind("xor", ""),
-               operator.lshift: _by_kind("shl", ""), operator.rshift: _by_kind("ashr", "")}
+_ARITHMETIC = {
+    operator.add: _by_kind("add", "fadd"),
+    operator.sub: _by_kind("sub", "fsub"),
+    operator.mul: _by_kind("mul", "fmul"),
+    operator.truediv: _by_kind("", "fdiv"),
+    operator.and_: _by_kind("and_", ""),
+    operator.or_: _by_kind("or_", ""),
+    operator.xor: _by_kind("xor", ""),
+    operator.lshift: _by_kind("shl", ""),
+    operator.rshift: _by_kind("ashr", ""),
+}
 _COMPARISON = {operator.lt: _compare("<"), operator.le: _compare("<="), operator.eq: _compare("=="),
                operator.ne: _compare("!=")}
 

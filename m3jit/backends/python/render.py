@@ -10,6 +10,7 @@ A value used once stands inside the expression that uses it, where nothing betwe
 """
 from __future__ import annotations
 
+import keyword
 import operator
 from dataclasses import dataclass, field
 from typing import Any, Sequence
@@ -25,14 +26,15 @@ _ATOM, _LOOSE = 9, -1                       # precedence of a name or call; of a
 _RING = ("add", "sub", "mul")               # wrapping at the end of a chain of these is enough
 _WRAPS = (*_RING, "shl")
 _WIDTH = 64                                 # an operand longer than this gets a name of its own
-HELPERS = frozenset({
-    "lane", "lane_numbers", "group", "groups", "thread", "threads", "i32", "i64", "f32", "f64", "inf", "nan", "where", "fma", "sqrt",
-    "floor", "rint", "absolute", "negative", "lshr_i32", "lshr_i64", "idiv", "irem", "minimum", "maximum", "min", "max",
-    "dot4", "zext", "first", "shuffle_down", "scratch", "range", "not", "if", "else", "for", "in", "is",
-    "and", "or", "def", "del", "from", "lambda", "pass", "return", "while", "with", "yield", "as", "None", "True", "False"}
-    | {f"{kind}_{t}" for kind in ("load", "load_lanes", "gather", "store", "store_lanes", "scatter") for t in MEMORY}
-    | {f"{kind}_{t}" for kind in ("to", "splat", "where", "as") for t in ("b1", "i32", "i64", "f32", "f64")}
-    | {f"fold_{op}" for op in ("add", "mul", "fmin", "fmax", "imin", "imax", "and", "or")})
+_WORDS = """
+    lane lane_numbers group groups thread threads i32 i64 f32 f64 inf nan where fma sqrt floor rint absolute negative
+    lshr_i32 lshr_i64 idiv irem minimum maximum min max dot4 zext first shuffle_down scratch range""".split()
+HELPERS = frozenset(
+    _WORDS
+    + keyword.kwlist
+    + [f"{kind}_{t}" for kind in ("load", "load_lanes", "gather", "store", "store_lanes", "scatter") for t in MEMORY]
+    + [f"{kind}_{t}" for kind in ("to", "splat", "where", "as") for t in ("b1", "i32", "i64", "f32", "f64")]
+    + [f"fold_{op}" for op in ("add", "mul", "fmin", "fmax", "imin", "imax", "and", "or")])
 
 
 def render_python(kernel: Kernel) -> str:
@@ -49,7 +51,7 @@ def render_grid(kernel: Kernel) -> str:
 
 
 def identifier(name: str) -> str:
-    """A Python name for `name` that hides no helper."""
+    """A Python name for `name` that is no keyword and hides no helper."""
     out = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name)
     out = out if out[:1].isalpha() or out[:1] == "_" else "k_" + out
     return out + "_" if out in HELPERS else out
@@ -313,8 +315,8 @@ class _Renderer:
         return (exact + half) % (2 * half) - half
 
     def _unwrapped(self, v: Value) -> bool:
-        """May a uniform sum or product stay unwrapped?  Yes if every user is one too, which is wrapped at the end of the
-        chain, or uses it as an address or bound, which are in range or a fault."""
+        """May a uniform sum or product stay unwrapped?  Yes if every user is one too, which is wrapped at the end of
+        the chain, or uses it as an address or bound, which are in range or a fault."""
         if id(v) not in self.unwrapped:
             self.unwrapped[id(v)] = v.op in _RING and all(self._takes_any(u, v) for u in self.users[id(v)])
         return self.unwrapped[id(v)]

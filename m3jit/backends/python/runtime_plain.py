@@ -16,8 +16,19 @@ from m3jit.ir.eager_math import fma32, fma64
 from m3jit.ir.loop import MEMORY
 
 TYPES = {"b1": np.bool_, "i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64}
-_STORED = {"i8": "<i1", "u8": "<u1", "i16": "<i2", "u16": "<u2", "i32": "<i4", "i64": "<i8", "f16": "<f2", "bf16": "<u2",
-           "f32": "<f4", "f64": "<f8", "bool": "<u1"}
+_STORED = {
+    "i8": "<i1",
+    "u8": "<u1",
+    "i16": "<i2",
+    "u16": "<u2",
+    "i32": "<i4",
+    "i64": "<i8",
+    "f16": "<f2",
+    "bf16": "<u2",
+    "f32": "<f4",
+    "f64": "<f8",
+    "bool": "<u1",
+}
 _RANGE = {"i32": (-2.0 ** 31, 2.0 ** 31), "i64": (-2.0 ** 63, 2.0 ** 63)}
 
 
@@ -51,7 +62,12 @@ def _kind(*values: Any) -> type | None:
 
 def _decode(raw: bytes, dtype: str) -> np.ndarray:
     a = np.frombuffer(raw, _STORED[dtype])
-    return (a.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else a.astype(TYPES[MEMORY[dtype][1]])
+    if dtype == "bf16":
+        return (a.astype(np.uint32) << 16).view(np.float32)
+    out = a.astype(TYPES[MEMORY[dtype][1]])
+    if dtype == "f16":
+        out.view(np.uint32)[np.isnan(out)] |= 0x00400000                # NumPy leaves signalling NaNs as they are
+    return out
 
 
 def _encode(v: Any, dtype: str) -> np.ndarray:
@@ -59,8 +75,13 @@ def _encode(v: Any, dtype: str) -> np.ndarray:
         bits = np.asarray(v, np.float32).view(np.uint32)
         rounded = (bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16
         return np.where(np.isnan(v), bits >> 16 | 0x40, rounded).astype(np.uint16)
-    if dtype in ("f16", "f32", "f64"):
-        return np.asarray(v, TYPES[MEMORY[dtype][1]]).astype(_STORED[dtype])
+    if dtype == "f16":
+        v = np.asarray(v, np.float32)
+        bits = v.view(np.uint32)
+        nan = bits >> 16 & 0x8000 | 0x7E00 | bits >> 13 & 0x3FF
+        return np.where(np.isnan(v), nan, v.astype(np.float16).view(np.uint16)).astype(np.uint16)
+    if dtype in ("f32", "f64"):
+        return np.asarray(v, TYPES[dtype])
     return np.asarray(v, np.int64).astype(_STORED[dtype])
 
 
@@ -215,13 +236,24 @@ def namespace(lanes: int) -> dict[str, Any]:
         "i32", "i64", "scratch", "fma", "idiv", "irem", "sqrt", "floor", "rint", "negative", "absolute",
         "minimum", "maximum", "zext", "first", "dot4", "where", "shuffle_down")}
     part = functools.partial
-    names |= {"inf": math.inf, "nan": math.nan, "f32": np.float32, "f64": np.float64,
-              "lane_numbers": part(np.arange, lanes, dtype=np.int32), "lshr_i32": part(_lshr, 32), "lshr_i64": part(_lshr, 64)}
+    names |= {
+        "inf": math.inf,
+        "nan": math.nan,
+        "f32": np.float32,
+        "f64": np.float64,
+        "lane_numbers": part(np.arange, lanes, dtype=np.int32),
+        "lshr_i32": part(_lshr, 32),
+        "lshr_i64": part(_lshr, 64),
+    }
     for t in MEMORY:
         names |= {f"load_{t}": part(_load, t), f"store_{t}": part(_store, t),
                   f"load_lanes_{t}": part(_load_lanes, lanes, t), f"store_lanes_{t}": part(_store_lanes, lanes, t),
                   f"gather_{t}": part(_gather, lanes, t), f"scatter_{t}": part(_scatter, lanes, t)}
     for kind in TYPES:
-        names |= {f"splat_{kind}": part(_splat, lanes, kind), f"to_{kind}": part(_to, kind), f"as_{kind}": part(_as, kind),
-                  f"where_{kind}": part(_where_typed, kind)}
+        names |= {
+            f"splat_{kind}": part(_splat, lanes, kind),
+            f"to_{kind}": part(_to, kind),
+            f"as_{kind}": part(_as, kind),
+            f"where_{kind}": part(_where_typed, kind),
+        }
     return names | {f"fold_{op}": part(_fold, op) for op in _COMBINE}

@@ -1,10 +1,11 @@
 """Kernels rendered to Python files and compiled by numba, which keeps the machine code beside them.
 
-Where: the directory of the disk cache (see `cpu.cache`), below it `python/`.  numba caches only functions that come from
-a real file of a module that can be found again: each kernel is written once to `k_<hash>.py`, named by the hash of
-its text and of the helpers' sources, and loaded as a module of that name.  Without a cache directory the text is
+Where: the directory of the disk cache (see `cpu.cache`), below it `python/`.  numba caches only functions that come
+from a real file of a module that can be found again: each kernel is written once to `k_<hash>.py`, named by the hash
+of its text and of the helpers' sources, and loaded as a module of that name.  Without a cache directory the text is
 compiled in memory, every time.
 """
+
 from __future__ import annotations
 
 import functools
@@ -34,7 +35,8 @@ globals().update(namespace({lanes}))
 
 
 def compiled_function(kernel: Kernel) -> Callable:
-    """The kernel as a numba function f(thread, threads, *parameters); machine code is made, or read, at its first call."""
+    """The kernel as a numba function f(thread, threads, *parameters); its machine code is made or read when it is first
+    called."""
     directory = cache_directory()
     text = _HEAD.format(name=kernel.name, lanes=kernel.lanes, cache=directory is not None) + render_python(kernel)
     name = "k_" + hashlib.blake2b((text + _helpers_version()).encode(), digest_size=12).hexdigest()
