@@ -13,6 +13,8 @@ Model
 * Value types: b1, i32, i64, f32, f64.  Memory types (`MEMORY`): what a load widens and a store narrows.
 * Floats are IEEE-754, round to nearest even, never contracted; `fma` is the only fused operation.
 * Statements run in program order.  `var` is a mutable cell (a stack slot); every other value is SSA.
+* A statement with uniform operands runs once per group: a uniform store is seen by the uniform loads after it.  Where a
+  lane reads what another lane or a uniform store wrote, or overwrites what one read, a `sync` stands between.
 
 Text form: `print(kernel)`; `parse_kernel` (m3jit.ir.loop_text) reads it back; `verify_kernel` checks it.
 """

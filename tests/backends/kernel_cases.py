@@ -5,7 +5,7 @@ arguments, the same ones each time, whose output arrays hold a pattern that no k
 """
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import Iterable
 
 import numpy as np
 

@@ -243,16 +243,6 @@ def _pointer(b: ir.IRBuilder, dtype: str, p: ir.Value, i: ir.Value) -> ir.Value:
     return b.inttoptr(address, _like(i, _RAW[dtype].as_pointer()))
 
 
-def _masked(b: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
-    f = cgutils.get_or_insert_function(b.module, ir.FunctionType(result, [a.type for a in args]), f"llvm.masked.{name}")
-    return b.call(f, args)
-
-
-def _suffix(dtype: str, lanes: int) -> str:
-    short = {"float": "f32", "double": "f64"}.get(str(_RAW[dtype]), str(_RAW[dtype]))
-    return f"v{lanes}{short}"
-
-
 def _index_type(form: str, lanes: int) -> types.Type:
     return Lanes(types.int64, lanes) if form == "gather" else types.int64
 

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import importlib.util
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
