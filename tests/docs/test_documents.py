@@ -53,10 +53,10 @@ def test_every_document_is_reached_from_the_readme():
 
 
 def test_documents_stand_alone():
-    """Nothing points outside the repository or to notes of its development."""
+    """Nothing points to a place on one machine."""
     for path in DOCUMENTS:
         text = path.read_text()
-        assert "../shared" not in text and "/work/" not in text and "/tmp/" not in text, path
+        assert not re.search(r"(?<![\w.:/])/(?:home|root|tmp|work|usr/local)/", text), f"{path} names a place on one machine"
 
 
 PATH = re.compile(r"`((?:m3jit|kernels|tests|tools|benchmarks|examples|docs)/[\w./*-]*)")
