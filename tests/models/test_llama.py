@@ -210,3 +210,29 @@ def test_smollm2_logits():
         worst, mean = max(worst, float(error.max())), [*mean, float(error.mean())]
     print(f"\nlogit difference from llama.cpp: max {worst:.3f}, mean {np.mean(mean):.3f}")
     assert worst < 1.2 and np.mean(mean) < 0.3
+
+
+@pytest.mark.slow
+@needs_smollm2
+def test_smollm2_perplexity():
+    """Mean negative log-likelihood over 9 windows of 512 tokens within 1 % of llama.cpp's perplexity."""
+    oracle = json.loads((ROOT / "tests/oracles/smollm2_perplexity.json").read_text())
+    ids = np.array(oracle["ids"], np.int64)
+    models = Models()
+    lines = models.assembly(models.load(smollm2()), options=Options(chunk=512)).splitlines()
+    stop = next(i for i, line in enumerate(lines) if line.strip().startswith("SAMPLE"))
+    lines[stop] = "    HALT"
+    program = assemble("\n".join("    NOP" if "START=-1 LEN=1" in line else line for line in lines))
+    losses = []
+    for at in range(0, len(ids) - 511, 512):
+        window = ids[at:at + 512]
+        vm = VM(program, backend="cpu", models=models)
+        vm.push_input(window)
+        vm.run()
+        logits = vm.get("rLogits").data[:-1].astype(np.float64)
+        top = logits.max(axis=1)
+        log_sum = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+        losses.append(log_sum - logits[np.arange(511), window[1:]])
+    ours, theirs = float(np.exp(np.mean(losses))), float(oracle["perplexity"])
+    print(f"\nperplexity {ours:.4f}, llama.cpp {theirs:.4f}, ratio {ours / theirs:.4f}")
+    assert abs(ours / theirs - 1) < 0.01
