@@ -97,13 +97,25 @@ def read_text(path: str) -> str:
         return file.read().decode("utf-8", "replace").removesuffix("\n")
 
 
+def available_memory() -> int:
+    """Bytes that programs can still take without the system having to end one."""
+    try:
+        with open("/proc/meminfo") as f:
+            for line in f:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def limit_memory(limit: int | None) -> None:
-    """Make allocations beyond `limit` (default: this machine's memory) fail as out of memory, instead of letting the
-    system end some process.  Mapped model files do not count."""
+    """Make allocations beyond `limit` (default: three quarters of the memory that is free now) fail as out of memory,
+    instead of letting the system end some process.  Mapped model files do not count."""
     try:
         import resource
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        wanted = limit or available_memory() // 4 * 3
         for bound in (soft, hard):
             if bound != resource.RLIM_INFINITY:
                 wanted = min(wanted, bound)

@@ -39,7 +39,7 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
 @click.option("--max-steps", type=STEPS, metavar="N", help="Stop after N instructions (exit code 4).")
 @click.option("--timeout", type=SECONDS, metavar="SECONDS",
               help="Stop after this time (exit code 4).")
-@click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory, such as 512M or 2G [what the machine has].")
+@click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory, such as 512M or 2G [three quarters of what is free].")
 @click.option("--stats", is_flag=True, help="Print counts, times and memory afterwards.")
 @click.option("--profile", is_flag=True, help="Print a table of time by opcode and by region.")
 @click.option("--trace", metavar="FILE", help="Write regions and slow instructions as a trace for ui.perfetto.dev.")
