@@ -101,7 +101,8 @@ def test_integers_wrap_where_it_shows():
     b.set_grid(1)
     huge = b.i64(2 ** 62 + 1)
     values = [big * big + 1, huge * huge, (small * small).equals(1), small * small + small, big << 5,
-              b.lshr(big * 3, 1), b.i64(1) << 63, -(b.i64(-2 ** 63) + 0), b.abs(big * 2)]
+              b.lshr(big * 3, 1), b.i64(1) << 63, -(b.i64(-2 ** 63) + 0), b.abs(big * 2), b.abs(b.i32(-2 ** 31)),
+              b.abs(b.imin(big, -2 ** 63))]
     for i, v in enumerate(values):
         b.store("i64", out, i, b.cvt(v, "i64"))
     kernel = b.finish()
@@ -113,7 +114,8 @@ def test_integers_wrap_where_it_shows():
         return (x + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
     x, y = args[1], args[2]
     assert args[0].tolist() == [wrap(x * x + 1), wrap((2 ** 62 + 1) ** 2), 0, wrap(wrap(y * y, 32) + y, 32),
-                                wrap(x << 5), wrap(x * 3) % 2 ** 64 >> 1, -2 ** 63, -2 ** 63, abs(wrap(x * 2))]
+                                wrap(x << 5), wrap(x * 3) % 2 ** 64 >> 1, -2 ** 63, -2 ** 63, abs(wrap(x * 2)), -2 ** 31,
+                                -2 ** 63]
 
 
 def test_values_outside_the_mask_do_no_harm():

@@ -154,9 +154,9 @@ _rule("neg.{t}", "f32 f64 s32 s64", lambda a: np.zeros_like(a) - a if np.asarray
 _rule("abs.{t}", "f32 f64 s32 s64", np.abs)
 _rule("max.{t}", "s32 s64 u32 u64", np.maximum, "{t} {t}")
 _rule("min.{t}", "s32 s64 u32 u64", np.minimum, "{t} {t}")
-_rule("add.{t}", "s32 s64", lambda a, b: a + b, "{t} {t}")
-_rule("sub.{t}", "s32 s64", lambda a, b: a - b, "{t} {t}")
-_rule("mul.lo.{t}", "s32 s64", lambda a, b: a * b, "{t} {t}")
+_rule("add.{t}", "s16 s32 s64", lambda a, b: a + b, "{t} {t}")
+_rule("sub.{t}", "s16 s32 s64", lambda a, b: a - b, "{t} {t}")
+_rule("mul.lo.{t}", "s16 s32 s64", lambda a, b: a * b, "{t} {t}")
 _rule("mad.lo.{t}", "s32 s64", lambda a, b, c: a * b + c, "{t} {t} {t}")
 _rule("mul.wide.{t}", "s16 u16", lambda a, b: _wide(a, 32) * _wide(b, 32), "{t} {t}")
 _rule("mul.wide.{t}", "s32 u32", lambda a, b: _wide(a, 64) * _wide(b, 64), "{t} {t}")
@@ -177,6 +177,7 @@ _rule("bfe.s32", "s32", _field(True), "s32 u32 u32", "s32")
 _rule("bfe.u32", "u32", _field(False), "u32 u32 u32", "u32")
 _rule("dp4a.u32.s32", "u32", _dp4a, "u32 u32 u32", "u32")
 _rule("mov.{t}", "b16 b32 b64 u32 u64 pred f32 f64", lambda a: a)
+_rule("high.b16", "u32", lambda a: (a >> np.uint32(16)).astype(np.uint16), "u32", "b16")      # see `parse`
 _MOVES = ("mov.", "neg.s", "selp.")                       # results of these are not arithmetic on floats
 
 

@@ -115,6 +115,8 @@ _PARAM = re.compile(r"\.param \.(u64|b64|u32|b32|f32|f64)(?: \.ptr \.global \.al
 _REG = re.compile(r"\.reg \.(pred|b16|b32|b64|f32|f64) +%(\w+)<(\d+)>;")
 _SHARED = re.compile(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\];")
 _INSTRUCTION = re.compile(r"(?:@(!?)%(p\d+)\s+)?([a-z][\w.:]*)(?:\s+(.*?))?;")
+# LLVM's way to take the upper half of a register
+_HIGH_HALF = re.compile(r"\{ \.reg \.b16 tmp; mov\.b32 \{tmp, (%rs\d+)\}, (%r\d+); \}")
 
 
 def parse(text: str) -> Entry:
@@ -139,6 +141,8 @@ def parse(text: str) -> Entry:
             entry.registers[m[2]] = m[1]
         elif m := re.fullmatch(r"(\$L\w+):", line):
             entry.labels[m[1]] = len(entry.body)
+        elif m := _HIGH_HALF.fullmatch(line):
+            entry.body.append(Instruction("high.b16", [m[1], m[2]], None, number))
         elif m := _INSTRUCTION.fullmatch(line):
             operands = [o.strip() for o in m[4].split(",")] if m[4] else []
             entry.body.append(Instruction(m[3], operands, (m[2], not m[1]) if m[2] else None, number))

@@ -348,6 +348,8 @@ class _Renderer:
             case "not":
                 return (f"~{self.inside(args[0], 8, depends, True)}", 7) if typed else \
                     (f"not {self.inside(args[0], 0, depends, True)}", _LOOSE)
+            case "abs" if not typed and kind in ("i32", "i64"):
+                return f"{v.type}({self.call('absolute', args, depends)})", _ATOM
             case "neg" if typed or kind not in ("f32", "f64"):
                 text = f"-{self.inside(args[0], 8, depends, True)}"
                 return (text, 7) if typed else (f"{v.type}({text})", _ATOM)
