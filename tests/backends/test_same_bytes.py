@@ -4,8 +4,9 @@ The default run takes the cases that are quick to compile; `-m slow` takes all o
 """
 from __future__ import annotations
 
-import inspect
 import importlib
+import inspect
+import math
 import pkgutil
 from typing import Any
 
@@ -89,6 +90,29 @@ def test_ptx_runs_several_blocks(name: str):
     LAUNCHES["ptx groups"] = 0
     agree(case.kernel, case.args, [E.CPU[-1], E.PTX])
     assert LAUNCHES["ptx groups"] >= 2
+
+
+@pytest.mark.parametrize("type", ("f32", "f64"))
+def test_nans_are_stored_alike(type: str):
+    """The hardware's own NaN has its sign set on x86 and no sign on NVIDIA's; compilers think them alike."""
+    b = Builder(f"nans_{type}", 8)
+    x, varying, uniform = b.ptr("x", "r", type), b.ptr("varying", "w", type), b.ptr("uniform", "w", type)
+    b.set_grid(8)
+
+    def bad(v):
+        return [b.sqrt(v), v - v, (v - v) / (v - v), b.fma(v, b.const(type, math.inf), v), -b.sqrt(v)]
+    for i, v in enumerate(bad(b.load_lanes(type, x, 0))):
+        b.store_lanes(type, varying, (b.group * 5 + i) * 8, b.canonical_nan(v))
+    for i, v in enumerate(bad(b.load(type, x, b.group))):
+        b.store(type, uniform, b.group * 5 + i, b.canonical_nan(v))
+    kernel, t = b.finish(), np.dtype({"f32": np.float32, "f64": np.float64}[type])
+    data = np.array([-1, 4, np.inf, -np.inf, np.nan, 0, -0.0, -5], t)
+    data[4:5].view(f"u{t.itemsize}")[0] |= 12345
+    on = [E.EVALUATOR, *E.CPU, E.PLAIN, E.NUMBA, E.PTX] + ([] if E.opencl_missing() else [E.OPENCL])
+    out = agree(kernel, lambda: [data, np.zeros(320, t), np.zeros(40, t)], on)
+    for a in out[1:]:
+        bits = a[np.isnan(a)].view(f"u{t.itemsize}")
+        assert bits.size and (bits == (0x7FC00000 if type == "f32" else 0x7FF8000000000000)).all()
 
 
 # -- do the checks bite? ----------------------------------------------------------------------------------------------

@@ -174,6 +174,8 @@ _rule("shl.{t}", "b16 b32 b64", _shift("shl"), "{t} u32")
 _rule("shr.{t}", "u16 u32 u64", _shift("shr"), "{t} u32")
 _rule("shr.{t}", "s16 s32 s64", _shift("sar"), "{t} u32")
 _rule("bfe.s32", "s32", _field(True), "s32 u32 u32", "s32")
+_rule("bfe.u64", "u64", lambda a, start, length: (a >> np.uint64(start)) & ((np.uint64(1) << np.uint64(length)) -
+                                                                           np.uint64(1)), "u64 u32 u32", "u64")
 _rule("bfe.u32", "u32", _field(False), "u32 u32 u32", "u32")
 _rule("dp4a.u32.s32", "u32", _dp4a, "u32 u32 u32", "u32")
 _rule("mov.{t}", "b16 b32 b64 u32 u64 pred f32 f64", lambda a: a)

@@ -22,11 +22,13 @@ _COMBINE = {"fmin": "(({a} < {b}) || ({b} != {b})) ? {a} : {b}", "fmax": "(({b} 
             "imin": "{a} < {b} ? {a} : {b}", "imax": "{a} > {b} ? {a} : {b}", "mul": "{a} * {b}",
             "and": "{a} & {b}", "or": "{a} | {b}"}
 
-# LLVM 15 and before make `-0.0f < x ? -0.0f : x` one minss, which gives the wrong zero: hide the sign (a launch has one
-# dimension, which the compiler does not know).
-MINUS_ZERO = {
+# LLVM 15 and before make `-0.0f < x ? -0.0f : x` one minss, which gives the wrong zero, and any LLVM thinks all NaNs
+# alike: hide what these constants are (a launch has one dimension, which the compiler does not know).
+HIDDEN = {
     "minus_zero_f32": "    const float minus_zero_f32 = as_float(0x80000000u + (get_work_dim() - 1u));",
     "minus_zero_f64": "    const double minus_zero_f64 = as_double(0x8000000000000000ul + (get_work_dim() - 1u));",
+    "nan_f32": "    const float nan_f32 = as_float(0x7fc00000u + (get_work_dim() - 1u));",
+    "nan_f64": "    const double nan_f64 = as_double(0x7ff8000000000000ul + (get_work_dim() - 1u));",
 }
 BARRIER = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"
 PRELUDE = """\
@@ -76,7 +78,7 @@ _RESERVED = frozenset("""
     auto break case char const continue default do double else enum extern float for goto if inline int long register
     restrict return short signed sizeof static struct switch typedef union unsigned void volatile while half bool uchar
     ushort uint ulong size_t kernel global local constant private generic pipe lane group fma sqrt floor rint fabs dot4
-    barrier f32_from_f16 f16_from_f32 bf16_from_f32""".split())
+    barrier nan_f32 nan_f64 f32_from_f16 f16_from_f32 bf16_from_f32""".split())
 
 
 def symbol(name: str) -> str:
@@ -119,7 +121,7 @@ class _Renderer:
         for t in sorted(self.trees):
             out.append(f"    __local {_TYPE[t]} tree_{t}[{n}];")
         out += ["    const int lane = (int)get_local_id(0);", "    const long group = (long)get_group_id(0);"]
-        out += [text for name, text in MINUS_ZERO.items() if any(name in line for line in body)]
+        out += [text for name, text in HIDDEN.items() if any(name in line for line in body)]
         return "\n".join(out + body + ["}"]) + "\n"
 
     # -- names and operands -----------------------------------------------------------------------------------------
@@ -306,7 +308,7 @@ def constant(type: str, x) -> str:
         return f"minus_zero_{type}"
     suffix = "f" if type == "f32" else ""
     if x != x:
-        return "as_float(0x7fc00000u)" if type == "f32" else "as_double(0x7ff8000000000000ul)"
+        return f"nan_{type}"
     if x in (float("inf"), float("-inf")):
         bits = "0x7f800000u" if x > 0 else "0xff800000u"
         return f"as_float({bits})" if type == "f32" else f"as_double({'0x7ff' if x > 0 else '0xfff'}0000000000000ul)"

@@ -28,7 +28,8 @@ _WRAPS = (*_RING, "shl")
 _WIDTH = 64                                 # an operand longer than this gets a name of its own
 _WORDS = """
     lane lane_numbers group groups thread threads i32 i64 f32 f64 inf nan where fma sqrt floor rint absolute negative
-    lshr_i32 lshr_i64 idiv irem minimum maximum min max dot4 zext first shuffle_down scratch range""".split()
+    lshr_i32 lshr_i64 idiv irem minimum maximum min max dot4 zext first shuffle_down scratch canonical
+    range""".split()
 HELPERS = frozenset(
     _WORDS
     + keyword.kwlist
@@ -97,7 +98,7 @@ class _Renderer:
                 if part:
                     self._survey(part)
             if not _is_value(v) or id(v) in self.users:
-                for a in v.args:
+                for a in v.args[1:2] if v.op == "select" and self._replaces_nan(v) else v.args:
                     self.users.setdefault(id(a), []).append(v)
 
     # -- text -------------------------------------------------------------------------------------------------------
@@ -376,8 +377,16 @@ class _Renderer:
     def _vector(self, v: Value, depends: set) -> str:
         return self.inside(v, _LOOSE, depends, True) if v.varying else self.call(f"splat_{v.type}", [v], depends)
 
+    @staticmethod
+    def _replaces_nan(v: Value) -> bool:
+        """Is it `x == x ? x : NaN`?"""
+        c, a, b = v.args
+        return c.op == "eq" and c.args[0] is c.args[1] is a and b.op == "const" and b.attrs["value"] != b.attrs["value"]
+
     def _select(self, v: Value, depends: set) -> tuple[str, int]:
         c, a, b = v.args
+        if self._replaces_nan(v):
+            return f"canonical({self.inside(a, _LOOSE, depends, False)})", _ATOM
         if not v.varying:
             typed = v.type in ("f32", "f64")
             condition = self.inside(c, 0, depends, True)

@@ -113,6 +113,15 @@ def _negative(b: ir.IRBuilder, a: ir.Value) -> ir.Value:
     return b.fneg(a) if _element(a) in (LLVM["f32"], LLVM["f64"]) else b.neg(a)
 
 
+def _canonical(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """x, or the one quiet NaN.  LLVM thinks all NaNs alike and drops the choice (`x < 0 ? NaN : sqrt(x)` becomes sqrt);
+    an empty instruction hides from it that the constant is one."""
+    integer, bits = (I32, 0x7FC00000) if _element(x) == LLVM["f32"] else (I64, 0x7FF8000000000000)
+    hidden = b.asm(ir.FunctionType(integer, [integer]), "", "=r,0", [ir.Constant(integer, bits)], side_effect=False)
+    nan = b.bitcast(hidden, _element(x))
+    return b.select(b.fcmp_ordered("==", x, x), x, splat(b, nan, x.type.count) if nan.type != x.type else nan)
+
+
 def _absolute(b: ir.IRBuilder, a: ir.Value) -> ir.Value:
     if _element(a) in (LLVM["f32"], LLVM["f64"]):
         return _llvm(b, "fabs", a)
@@ -378,6 +387,7 @@ scratch = _helper("scratch", _typed_scratch)
 first, shuffle_down = _helper("first", _typed_first), _helper("shuffle_down", _typed_shuffle)
 fma = _operation("fma", lambda b, *v: _llvm(b, "fma", *v), _same)
 sqrt, floor, rint = (_operation(n, lambda b, v, n=n: _llvm(b, n, v), _same) for n in ("sqrt", "floor", "rint"))
+canonical = _operation("canonical", _canonical, _same)
 negative, absolute = _operation("negative", _negative, _same), _operation("absolute", _absolute, _same)
 minimum, maximum = _operation("minimum", _pick("<"), _same), _operation("maximum", _pick(">"), _same)
 lshr_i32 = _operation("lshr_i32", lambda b, a, n: b.lshr(a, n), _fixed("i32", "i32"))
@@ -392,7 +402,8 @@ zext = _operation("zext", lambda b, x: b.zext(x, _like(x, I64)), _fixed("i64", "
 def namespace(lanes: int) -> dict[str, Any]:
     """Every name a rendered kernel of this many lanes may use."""
     names: dict[str, Any] = {k: globals()[k] for k in (
-        "scratch", "fma", "idiv", "irem", "sqrt", "floor", "rint", "negative", "absolute", "minimum", "maximum",
+        "scratch", "fma", "idiv", "irem", "sqrt", "floor", "rint", "negative", "absolute", "canonical", "minimum",
+        "maximum",
         "zext", "first", "dot4", "shuffle_down", "lshr_i32", "lshr_i64")}
     names |= {"inf": math.inf, "nan": math.nan, "i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64,
               "where": _where("", lanes), "lane_numbers": lane_numbers(lanes)}

@@ -155,6 +155,7 @@ def irem(a: Any, b: Any) -> Any: return a - idiv(a, b) * b
 def sqrt(a: Any) -> Any: return np.sqrt(a)
 def floor(a: Any) -> Any: return np.floor(a)
 def rint(a: Any) -> Any: return np.rint(a)
+def canonical(a: Any) -> Any: return np.where(a == a, a, a.dtype.type(math.nan))[()]
 def negative(a: Any) -> Any: return -a
 def absolute(a: Any) -> Any: return np.abs(a) if _kind(a) is not None else abs(a)
 def minimum(a: Any, b: Any) -> Any: return np.minimum(a, b)
@@ -234,6 +235,7 @@ def namespace(lanes: int) -> dict[str, Any]:
     """Every name a rendered kernel of this many lanes may use."""
     names: dict[str, Any] = {k: globals()[k] for k in (
         "i32", "i64", "scratch", "fma", "idiv", "irem", "sqrt", "floor", "rint", "negative", "absolute",
+        "canonical",
         "minimum", "maximum", "zext", "first", "dot4", "where", "shuffle_down")}
     part = functools.partial
     names |= {
