@@ -1,7 +1,10 @@
 """Neural dynamics, diffusion, trees, distances (0x20-0x25), retrieval and classical learning (0x50-0x5F), training
 (0xF4-0xF9)."""
+from typing import Any
+
 from m3jit.isa.fields import (NO_STRING, F32, R1, R2, R3, R4, U8, U16, U32, Enum, FloatOrReg, I64, IntOrReg,
                               PayloadFlag, Precision, Rd, Text)
+from m3jit.isa.forms import in_f32, product, stored
 from m3jit.isa.table import STATELESS, StateDoc, op
 
 SPIKING = StateDoc("membrane and refractory values of a spiking state of the context root",
@@ -211,14 +214,41 @@ def optimizer_init(xp, opt: R1("state", both=True), type: Enum("SGD ADAM ADAMW L
     """opt = a new optimizer with all moments 0 and step 0.  Errors: beta outside [0, 1); lr or eps negative."""
 
 
-@op(0xF8, "LORA_APPLY", route="absent", dtypes=FLOAT, state=STATELESS, source="low-rank adaptation")
+@op(0xF8, "LORA_APPLY", shape="[.., N]", dtypes=FLOAT, state=STATELESS, source="Hu et al. 2021, LoRA")
 def lora_apply(xp, rd: Rd, x: R1, base: R2, a: R3, b: R4, scale: FloatOrReg()[0, 4] = 1.0,
                precision: Precision = "FP32"):
-    """rd = x base^T + scale * (x a^T) b^T: base [N, K], a [rank, K], b [N, rank].  SCALE is usually alpha / rank."""
+    """rd = x base^T + SCALE ((x a^T) b^T): x [.., K], base [N, K], a [rank, K], b [N, rank].
+
+    The first product is MATVEC's with TRANSPOSE and this PRECISION (INT8: a block-quantised base, x quantised to int8);
+    the two products of the adapter are canonical float dots with the exact values of a and b.  Their result times SCALE
+    is added to the first product, all in f32; BF16 and FP16 round once at the end.  SCALE is usually alpha / rank.
+    Traps: shapes that do not fit, INT8 with a float base."""
+    _check_adapter(xp, base, a, b)
+    y = product(xp, x, base, True, precision)
+    delta = xp.matmul(xp.matmul(x, a, True), b, True)
+    return stored(xp, xp.add(y, xp.mul(delta, scale)), precision)
 
 
-@op(0xF9, "LORA_MERGE", route="absent", shape="shape of base", dtypes=FLOAT, state=STATELESS,
-    source="low-rank adaptation")
+@op(0xF9, "LORA_MERGE", shape="that of base", dtypes=FLOAT, state=STATELESS, source="Hu et al. 2021, LoRA")
 def lora_merge(xp, rd: Rd, base: R1, a: R2, b: R3, scale: FloatOrReg()[0, 4] = 1.0,
                subtract: PayloadFlag(0)[5] = False):
-    """rd = base + scale * b a (SUBTRACT: minus).  Block-quantised weights must be dequantised first."""
+    """rd = base + SCALE (b a), base [N, K], a [rank, K], b [N, rank]; SUBTRACT: base - SCALE (b a).
+
+    b a is a canonical float dot over the rank; times SCALE, then the sum, in f32, rounded once to base's type.
+    Subtracting what was added does not restore the bits of base: keep the base, or a snapshot.  Traps: shapes that do
+    not fit; a block-quantised base (DEQUANTIZE it first)."""
+    if base.dtype.is_block:
+        raise xp.error(f"LORA_MERGE changes a float weight, got {base.dtype.name}; DEQUANTIZE it first, or use "
+                       "LORA_APPLY, which leaves the base as it is")
+    _check_adapter(xp, base, a, b)
+    delta = xp.mul(xp.matmul(b, a, False), scale)
+    return in_f32(xp, base, lambda w: xp.sub(w, delta) if subtract else xp.add(w, delta))
+
+
+def _check_adapter(xp: Any, base: Any, a: Any, b: Any) -> None:
+    """base [N, K], a [rank, K], b [N, rank] of float or weight types."""
+    shapes = [t.shape for t in (base, a, b)]
+    if any(len(s) != 2 for s in shapes) or shapes[1][1] != shapes[0][1] or shapes[2][0] != shapes[0][0] or \
+            shapes[1][0] != shapes[2][1]:
+        raise xp.error("an adapter of a base [N, K] is a [rank, K] and b [N, rank], got base {}, a {}, b {}".format(
+            *([*s] for s in shapes)))

@@ -13,8 +13,8 @@ from m3jit.isa.kv import KVStream
 from m3jit.isa.table import BY_NAME, Instruction, decode, encode
 from m3jit.isa.types import Tensor
 from m3jit.vm.vm import VM
-from tests.ops import (cases, witness_elementwise, witness_layout, witness_reduce, witness_sampling,  # noqa: F401
-                       witness_transformer)
+from tests.ops import (cases, witness_elementwise, witness_layout, witness_lora, witness_reduce,  # noqa: F401
+                       witness_sampling, witness_transformer)
 
 # In compiled code these always go to the slow path (their table rows say why), whatever their operands.
 SLOW_PATH = {"SAMPLE with a draw", "KV_TRUNCATE", "KV_COMPRESS", "HASH", "CHECKSUM"}

@@ -8,11 +8,12 @@ import pytest
 from m3jit.isa import table
 from m3jit.isa.kv import KVStream
 from m3jit.isa.types import Tensor
-from tests.ops import witness_elementwise, witness_layout, witness_reduce, witness_sampling, witness_transformer
+from tests.ops import (witness_elementwise, witness_layout, witness_lora, witness_reduce, witness_sampling,
+                       witness_transformer)
 from tests.ops.cases import WITNESS, execute, mutants, values
 
-MODULES = {witness_elementwise, witness_layout, witness_reduce, witness_sampling, witness_transformer}
-FAMILIES = {f"m3jit.isa.{n}" for n in ("tensor", "elementwise", "layout", "reduce", "transformer", "sampling")}
+MODULES = {witness_elementwise, witness_layout, witness_lora, witness_reduce, witness_sampling, witness_transformer}
+FAMILIES = {f"m3jit.isa.{n}" for n in ("tensor", "elementwise", "layout", "reduce", "transformer", "sampling", "learning")}
 SIZES = {"empty": lambda n: n == 0, "one": lambda n: n == 1, "odd": lambda n: n > 1 and n % 2 == 1,
          "over 64": lambda n: n > 64}
 IMPOSSIBLE = {"QUANTIZE": {"one", "odd"}}                                # whole blocks of 32
