@@ -4,9 +4,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Iterator
 
 from m3jit.cli.options import UsageError
 from m3jit.errors import printable
+from m3jit.new_file import NewFile
 
 DELAY = 1.0                                            # seconds an activity may last before it is shown
 PERIOD = 0.1
@@ -137,19 +136,9 @@ def _replace(target: Path, data: bytes) -> None:
         return
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "the file is write-protected")
-    umask = os.umask(0)
-    os.umask(umask)
-    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~umask
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".m3jit.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, mode)
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    with NewFile(target) as new:
+        new.handle.write(data)
+        new.commit()
 
 
 def table(head: tuple[str, ...], rows: list[tuple], right: str = "") -> str:

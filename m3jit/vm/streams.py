@@ -6,14 +6,10 @@ successful run; a failed run leaves nothing.
 """
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import stat
 import struct
 import sys
-import tempfile
-import wave
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +19,7 @@ import numpy as np
 
 from m3jit.errors import SinkClosed, StreamError
 from m3jit.isa.types import BF16, Tensor
+from m3jit.new_file import NewFile
 from m3jit.vm.waiting import Signal
 
 DEFAULT_CAPACITY = 64
@@ -140,12 +137,12 @@ class _AtomicFile:
     """A file under a temporary name that takes its real one when it is complete."""
 
     def __init__(self, path: Path):
-        self.path, self.name = path, str(path)
+        self.path = path
         try:
-            self.handle = tempfile.NamedTemporaryFile(dir=path.parent, prefix=".m3jit.", suffix=".part",
-                                                      delete=False)
+            self.file = NewFile(path)
         except OSError as e:
             raise StreamError(f"cannot write {path}: {e.strerror or e}") from None
+        self.handle = self.file.handle
 
     def prepare(self) -> None:
         """Write out everything; only the name is missing then.  StreamError when that fails."""
@@ -156,26 +153,13 @@ class _AtomicFile:
 
     def finish(self, complete: bool) -> None:
         """Give the file its name, or remove it.  StreamError when it cannot be completed; it is removed then."""
+        if not complete:
+            self.file.discard()
+            return
         try:
-            self.handle.close()
-            if complete:
-                os.chmod(self.handle.name, self._mode())
-                os.replace(self.handle.name, self.path)
-                return
+            self.file.commit()
         except OSError as e:
-            if complete:
-                raise StreamError(f"cannot complete {self.path}: {e.strerror or e}") from None
-        finally:
-            with contextlib.suppress(OSError):             # gone when it has its name
-                os.unlink(self.handle.name)
-
-    def _mode(self) -> int:
-        """Permissions: those of the file that is replaced, else what a new file gets."""
-        if self.path.exists():
-            return stat.S_IMODE(self.path.stat().st_mode)
-        umask = os.umask(0)
-        os.umask(umask)
-        return 0o666 & ~umask
+            raise StreamError(f"cannot complete {self.path}: {e.strerror or e}") from None
 
     def failed(self, error: Exception) -> StreamError:
         return StreamError(f"cannot write {self.path}: {getattr(error, 'strerror', None) or error}")
@@ -205,28 +189,29 @@ class FileSink:
 class WavSink:
     """AUDIO_PCM to a 16-bit WAV file; the first item fixes rate and channels."""
 
+    HEADER = 44                                    # bytes kept free for the header, whose lengths are known at the end
+
     def __init__(self, path: Path):
         self.file, self.name = _AtomicFile(path), str(path)
-        self.wave: wave.Wave_write | None = None
         self.format: tuple[int, int] | None = None
+        self.bytes = 0                             # of samples
 
     def write(self, item: Item, blocking: bool) -> bool:
         if item.form != "AUDIO_PCM":
             raise StreamError(f"{self.name} takes FORMAT=AUDIO_PCM, not {item.form}")
         found = (item.rate, item.data.shape[1])
-        if self.wave is None:
-            self.wave = wave.open(self.file.handle, "wb")        # type: ignore[arg-type]
-            self.wave.setsampwidth(2)
-            self.wave.setframerate(item.rate)
-            self.wave.setnchannels(item.data.shape[1])
-            self.format = found
-        elif found != self.format:
+        if self.format is not None and found != self.format:
             raise StreamError(f"{self.name} has {self.format[1]} channels at {self.format[0]} Hz; this item has "
                               f"{found[1]} at {found[0]} Hz")
+        samples = pcm16(item.data).tobytes()
         try:
-            self.wave.writeframesraw(pcm16(item.data).tobytes())
+            if self.format is None:
+                self.file.handle.write(bytes(self.HEADER))
+            self.file.handle.write(samples)
         except OSError as e:
             raise self.file.failed(e) from None
+        self.format = found
+        self.bytes += len(samples)
         return True
 
     def flush(self) -> None:
@@ -234,23 +219,24 @@ class WavSink:
 
     def prepare(self) -> None:
         """Everything but the name: the header's lengths, and what is still held."""
-        try:
-            if self.wave is not None:
-                self.wave.close()
-        except (OSError, struct.error) as e:               # struct.error: over 4 GB
-            raise self.file.failed(e) from None
-        finally:
-            self.wave = None
+        if self.format is not None and not self.file.handle.closed:
+            rate, channels = self.format
+            try:
+                head = struct.pack("<4sI8sIHHIIHH4sI", b"RIFF", self.bytes + self.HEADER - 8, b"WAVEfmt ", 16, 1,
+                                   channels, rate, rate * channels * 2, channels * 2, 16, b"data", self.bytes)
+                self.file.handle.seek(0)
+                self.file.handle.write(head)
+            except (OSError, struct.error) as e:           # struct.error: over 4 GB
+                raise self.file.failed(e) from None
         self.file.prepare()
 
     def close(self, complete: bool) -> None:
         try:
-            self.prepare()                                 # also of a file that goes: `wave` writes when it is forgotten
+            if complete:
+                self.prepare()
         except StreamError:
             self.file.finish(False)
-            if complete:
-                raise
-            return
+            raise
         self.file.finish(complete)
 
 

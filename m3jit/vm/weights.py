@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import threading
 from pathlib import Path
 from typing import Callable
@@ -18,6 +17,7 @@ import numpy as np
 
 from m3jit.isa.types import Tensor
 from m3jit.kernels import layout
+from m3jit.new_file import NewFile
 from m3jit.paths import cache_root
 
 MAGIC = b"m3jitR16\x01\x00\x00\x00\x00\x00\x00\x00"
@@ -70,21 +70,15 @@ class WeightStore:
         self.packed_now += 1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=".part")
-        except OSError:
-            self.in_memory += nbytes
-            return layout.repack(t.dtype, t.data, rows, cols)
-        try:
-            with os.fdopen(fd, "w+b") as f:
-                f.write(head)
-                f.truncate(HEADER + nbytes)
-                f.flush()
-                out = np.memmap(f, np.uint8, "r+", HEADER, (nbytes,))
+            with NewFile(path, prefix=".part", suffix="") as new:
+                new.handle.write(head)
+                new.handle.truncate(HEADER + nbytes)
+                new.handle.flush()
+                out = np.memmap(new.handle, np.uint8, "r+", HEADER, (nbytes,))
                 layout.repack(t.dtype, t.data, rows, cols, out=out)
                 out.flush()
-            os.replace(tmp, path)
+                new.commit(mode=0o600)
         except OSError:
-            Path(tmp).unlink(missing_ok=True)
             self.in_memory += nbytes
             return layout.repack(t.dtype, t.data, rows, cols)
         found = self._map(path, head, nbytes)

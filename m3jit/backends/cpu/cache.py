@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 from m3jit.errors import UserError
+from m3jit.new_file import NewFile
 from m3jit.paths import cache_root
 
 _MAGIC = b"m3jitobj1"
@@ -93,14 +93,9 @@ class DiskCache:
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-            try:
-                with os.fdopen(handle, "wb") as f:
-                    f.write(_header(body) + body)
-                os.replace(name, path)
-            except BaseException:
-                _remove(Path(name))
-                raise
+            with NewFile(path, prefix=".new-", suffix="") as new:
+                new.handle.write(_header(body) + body)
+                new.commit(mode=0o600)
         except OSError as e:
             self.reason = f"{self.directory}: {e.strerror or e}"
             return

@@ -11,14 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Callable
 
 from m3jit.backends.python.render import identifier, render_python
 from m3jit.ir.loop import Kernel
+from m3jit.new_file import NewFile
 
 LIMIT_BYTES = 256 << 20                   # of sources and machine code together
 _HEAD = '''"""Kernel {name}."""
@@ -83,10 +82,9 @@ def _module(directory: Path, name: str, text: str) -> Any:
     if not path.exists() or path.read_text() != text:
         directory.mkdir(parents=True, exist_ok=True)
         trim(directory)
-        handle, new = tempfile.mkstemp(dir=directory, prefix=".new-")
-        with os.fdopen(handle, "w") as f:
-            f.write(text)
-        os.replace(new, path)
+        with NewFile(path, prefix=".new-", suffix="") as new:
+            new.handle.write(text.encode())
+            new.commit(mode=0o600)
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module            # numba finds the function again through its module
