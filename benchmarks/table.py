@@ -325,7 +325,7 @@ class Generator:
     """m3jit generating from one prompt; `seconds(n)` is the time of n tokens after the first."""
 
     def __init__(self, path: Path, threads: int, prompt: str):
-        from m3jit.models.llama import Options
+        from m3jit.models.program import Options
         from m3jit.models.provider import Models
         self.models, self.threads, self.prompt = Models(), threads, prompt
         self.model = self.models.load(str(path))
@@ -413,7 +413,7 @@ def watch():
         peak = max(peak, anonymous, dirty)
         time.sleep(0.005)
 threading.Thread(target=watch, daemon=True).start()
-from m3jit.models.llama import Options
+from m3jit.models.program import Options
 from m3jit.models.provider import Models
 import m3jit
 models = Models()

@@ -5,7 +5,7 @@
 import sys
 
 import m3jit
-from m3jit.models.llama import Options
+from m3jit.models.program import Options
 from m3jit.models.provider import Models
 
 reference = sys.argv[1] if len(sys.argv) > 1 else "default"

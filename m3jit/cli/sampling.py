@@ -36,7 +36,7 @@ def sampling_options(function: Callable) -> Callable:
 
 def model_options(sampling: dict[str, Any], **more: Any) -> Any:
     """The `Options` of a model's program."""
-    from m3jit.models.llama import Options
+    from m3jit.models.program import Options
     values = {_GIVEN.get(name, name): value for name, value in {"temp": TEMPERATURE, **sampling}.items()}
     return Options(**values, **more)
 

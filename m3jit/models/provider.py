@@ -10,12 +10,12 @@ import numpy as np
 from m3jit.errors import UserError
 from m3jit.isa.types import DTYPES, Tensor
 from m3jit.models import store
+from m3jit.models.architectures import ARCHITECTURES
 from m3jit.models.gguf_file import GGUFFile
-from m3jit.models.llama import Options, llama_program
 from m3jit.models.model_error import ModelFileError
+from m3jit.models.program import Options
 from m3jit.models.tokenizer import Tokenizer
 
-ARCHITECTURES = {"llama": llama_program}
 DEFAULT_MODEL = Path(__file__).parent / "data" / "default.gguf"
 _INFO = {"layers": "block_count", "heads": "attention.head_count", "kv_heads": "attention.head_count_kv",
          "embedding": "embedding_length", "context": "context_length"}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from m3jit.frontend import assemble, disassemble, load
-from m3jit.models.llama import Options
+from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.streams import CallbackSink
 from m3jit.vm.vm import VM

@@ -1,0 +1,13 @@
+"""llama (Llama 1 to 3, Mistral, SmolLM2 and others of that form; Touvron et al. 2023).
+
+    x += Wo attention(rope(Wq n), rope(Wk n), Wv n),   n = rmsnorm(x) * g1
+    x += Wdown (silu(Wgate n) * (Wup n)),              n = rmsnorm(x) * g2
+"""
+from __future__ import annotations
+
+from m3jit.models.architectures.decoder import Decoder
+
+
+class Llama(Decoder):
+    name = "llama"
+    pairing = "NORM"                    # converters reorder the rows of Wq and Wk for it

@@ -1,0 +1,80 @@
+"""What an architecture reads: a source of metadata and weights, checked before anything runs.
+
+A source is a GGUF file, or anything else with the same members: a folder of another format answers with the names and
+keys that GGUF uses for the architecture.
+"""
+from __future__ import annotations
+
+from typing import Any, Mapping, Protocol
+
+import numpy as np
+
+from m3jit.isa.types import WEIGHTS
+from m3jit.models.model_error import ModelFileError
+
+BLOCK_TYPES = frozenset(d.name for d in WEIGHTS if d.is_block)
+FLOAT_TYPES = frozenset(d.name for d in WEIGHTS if not d.is_block)
+LAYER_PREFIX = "blk.{}."
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Source(Protocol):
+    """Metadata and weights of one model (`GGUFFile` is one).
+
+    A source may also have `rope_pairing` ("NORM" or "NEOX"): how its query and key rows are ordered for the rotation,
+    where that is not what the architecture's GGUF files do."""
+    path: Any
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Any]             # name -> .shape (NumPy order), .ggml_type.name
+
+    @property
+    def content_hash(self) -> str: ...
+    def value(self, key: str, kind: type, default: Any = ...) -> Any: ...
+    def tensor(self, name: str) -> Any: ...
+    def tensor_bytes(self, name: str) -> np.ndarray: ...
+
+
+class Keys:
+    """The metadata of an architecture: `need("block_count", int)` reads "<architecture>.block_count".
+
+    ModelFileError names the key, what was found and what was expected."""
+
+    def __init__(self, source: Source, architecture: str):
+        self.source, self.architecture = source, architecture
+
+    def need(self, key: str, kind: type, **default: Any) -> Any:
+        """The value of a key of the architecture; without `default` it must be there."""
+        return self.source.value(f"{self.architecture}.{key}", kind, **default)
+
+    def has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.source.metadata
+
+    def per_layer(self, key: str, layers: int, **default: Any) -> list[int]:
+        """An integer for each layer: the key holds one for all of them, or an array of as many as there are layers."""
+        full = f"{self.architecture}.{key}"
+        if full in self.source.metadata and not isinstance(self.source.metadata[full], (int, float)):
+            values = [int(v) for v in self.source.value(full, list)]
+            if len(values) != layers:
+                raise self.refuse(key, f"has {len(values)} values", f"{layers}, one for each layer")
+            return values
+        return [self.need(key, int, **default)] * layers
+
+    def refuse(self, key: str, problem: str, expected: str) -> ModelFileError:
+        """The error for a value that is not supported."""
+        return ModelFileError(self.source.path, problem, item=f"metadata key '{self.architecture}.{key}'",
+                              expected=expected)
+
+
+def check_tensors(source: Source, expected: Shapes) -> None:
+    """Every tensor the program names exists with the shape it needs and a type the kernels run."""
+    for name, shape in expected.items():
+        info = source.tensor(name)
+        if tuple(info.shape) != shape:
+            raise ModelFileError(source.path, f"has shape {list(info.shape)}", item=f"tensor {name!r}",
+                                 expected=f"shape {list(shape)}")
+        if info.ggml_type.name not in BLOCK_TYPES | FLOAT_TYPES:
+            raise ModelFileError(source.path, f"has type {info.ggml_type.name}", item=f"tensor {name!r}",
+                                 expected=f"one of {', '.join(sorted(BLOCK_TYPES | FLOAT_TYPES))}")
+        if len(shape) == 1 and info.ggml_type.name not in FLOAT_TYPES:
+            raise ModelFileError(source.path, f"has type {info.ggml_type.name}", item=f"tensor {name!r}",
+                                 expected="a float type")

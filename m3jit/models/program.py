@@ -1,0 +1,227 @@
+"""Assembly of models: the lines architectures are made of, and the generation program around their layers.
+
+The generation program senses the prompt, runs it through the layers in chunks, then samples, streams and feeds back one
+token at a time until the model ends the text, MAX_TOKENS are out, the context is full, or an interrupt is pending.
+
+Registers: rX [T, width] the residual stream, rH the branch being computed, rQ rK rV what attention reads, rW rW2 rW3 rB
+weights, rPos the position of the first row, rIds the tokens of the chunk; state in S registers (sKV: the KV stream).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Protocol, Sequence
+
+from m3jit.models.model_source import BLOCK_TYPES, Shapes, Source, check_tensors
+
+CHUNK = 64                          # prompt tokens of one pass: bounds the time between two interruptible points
+END_TOKENS = 8                      # tokens that end a text which a program tests for
+
+
+@dataclass(frozen=True)
+class Options:
+    """What generation a compiled program does; values are written into the program."""
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+    chunk: int = CHUNK
+    context: int | None = None      # positions the program allows; None: as many as the model was trained for
+
+
+class Writer:
+    """Lines of a program, and the instructions that architectures share."""
+
+    def __init__(self, source: Source, options: Options):
+        self.source, self.options = source, options
+        self.lines: list[str] = []
+
+    def __call__(self, text: str = "", comment: str = "") -> None:
+        line = f"    {text}" if text and not text.endswith(":") and not text.startswith((".", ";")) else text
+        self.lines.append(f"{line:<58}; {comment}" if comment else line)
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def has(self, name: str) -> bool:
+        return name in self.source.tensors
+
+    def weight(self, register: str, name: str) -> None:
+        self(f"LOADI {register}, @model:{name}")
+
+    def precision(self, name: str) -> str:
+        """How products with the weight `name` compute."""
+        return "INT8" if self.source.tensor(name).ggml_type.name in BLOCK_TYPES else "FP32"
+
+    def product(self, rd: str, x: str, name: str) -> None:
+        """rd = x times the weight `name` [N, K], plus its bias, where the source has one."""
+        self.weight("rW", name)
+        bias = name.replace(".weight", ".bias")
+        extra = ""
+        if self.has(bias):
+            self.weight("rB", bias)
+            extra = ", rB"
+        self(f"MATVEC {rd}, {x}, rW{extra} TRANSPOSE {self.precision(name)}")
+
+    def norm(self, rd: str, x: str, name: str, eps: float, mode: str = "RMS") -> None:
+        """rd = x normalised along its last axis, times the gain `name`, plus its bias, where the source has one."""
+        self.weight("rW", name)
+        bias = name.replace(".weight", ".bias")
+        extra = ""
+        if self.has(bias):
+            self.weight("rB", bias)
+            extra = ", rB"
+        self(f"NORM {rd}, {x}, rW{extra} {mode} EPS={eps!r}")
+
+    def norm_heads(self, rd: str, x: str, name: str, eps: float, heads: int, head_dim: int) -> None:
+        """rd = x [T, heads * head_dim] with each head normalised for itself by the gain `name` [head_dim]."""
+        self(f"RESHAPE {rd}, {x} SHAPE=[-1, {heads}, {head_dim}]")
+        self.norm(rd, rd, name, eps)
+        self(f"RESHAPE {rd}, {rd} SHAPE=[-1, {heads * head_dim}]")
+
+    def residual(self, x: str = "rX", h: str = "rH") -> None:
+        self(f"ADD {x}, {x}, {h}")
+
+    def ffn(self, rd: str, x: str, prefix: str, act: str = "SILU", gated: bool = True) -> None:
+        """rd = down(ACT(gate x) * up x), ungated: down(ACT(up x)), of the weights `prefix`gate, `prefix`up,
+        `prefix`down; one instruction where all of them compute alike.  Uses rQ and rK."""
+        names = [prefix + n + ".weight" for n in (("gate", "down", "up") if gated else ("up", "down"))]
+        biases = [n.replace(".weight", ".bias") for n in names]
+        if len({self.precision(n) for n in names}) == 1:
+            registers = ("rW", "rW2", "rW3")[:len(names)]
+            for register, name in zip(registers, names):
+                self.weight(register, name)
+            extra = ""
+            for i, bias in enumerate(biases, 1):
+                if self.has(bias):
+                    self.weight(f"rB{i}", bias)
+                    extra += f" B{i}=rB{i}"
+            self(f"FFN {rd}, {x}, {', '.join(registers)}{extra} {act} TRANSPOSE {self.precision(names[0])}")
+            return
+        self.product("rQ", x, names[0])
+        self(f"{_ACTIVATION[act]} rQ, rQ" + (" TANH" if act == "GELU_TANH" else ""))
+        if gated:
+            self.product("rK", x, names[2])
+            self("MUL rQ, rQ, rK")
+        self.product(rd, "rQ", names[1])
+
+
+_ACTIVATION = {"SILU": "SILU", "GELU": "GELU", "GELU_TANH": "GELU", "RELU": "RELU"}
+
+
+class Architecture(Protocol):
+    """What the generation program asks of a model that generates: sizes, tensors, and its layers as lines."""
+    title: str                          # two comment lines that open the program, without the leading "; "
+    layers: int
+    context: int
+    prefix: str                         # of tensor and key names
+
+    def tensors(self) -> Shapes: ...
+    def embed(self, w: Writer) -> None: ...             # rIds [T] -> rX [T, width]
+    def layer(self, w: Writer, i: int) -> None: ...     # rX -> rX
+    def head(self, w: Writer) -> None: ...              # rX [1, width] -> rLogits [1, vocabulary]
+
+
+Compiler = Callable[[Any, str, Options, Sequence[int]], str]
+"""(source, how the program names the model, options, tokens that end a text) -> assembly."""
+
+
+def generation(make: Callable[[Source], Architecture]) -> Compiler:
+    """The compiler of an architecture that generates text: `make(source)` reads and checks its metadata."""
+    def compiler(source: Source, reference: str, options: Options, ends: Sequence[int]) -> str:
+        model = make(source)
+        check_tensors(source, model.tensors())
+        return generation_program(model, Writer(source, options), reference, list(ends)[:END_TOKENS])
+    return compiler
+
+
+def generation_program(model: Architecture, w: Writer, reference: str, ends: Sequence[int]) -> str:
+    """Assembly text of a model that generates.  reference: how the program names the model file."""
+    o = w.options
+    context = model.context if o.context is None else min(o.context, model.context)
+    for line in model.title.splitlines():
+        w(f"; {line}")
+    w(f'.model model "{reference}"')
+    w(f".equ MAX_TOKENS {o.max_tokens}")
+    w(f".equ CONTEXT {context}")
+    w(f".equ CHUNK {o.chunk}")
+    for i, token in enumerate(ends):
+        w(f".equ EOS_{i} {token}")
+    w()
+    w(".text")
+    _prompt(w)
+    model.embed(w)
+    for i in range(model.layers):
+        w()
+        w(f"layer_{i}:")
+        model.layer(w, i)
+    _next_token(model, w, len(ends), context)
+    return w.text()
+
+
+def _prompt(w: Writer) -> None:
+    o = w.options
+    w("main:")
+    w("LOADI rModel, @model")
+    if o.seed is not None:
+        w(f"RNG_SEED {o.seed}")
+    w("SENSE rPrompt, USER_INPUT TEXT MODEL=rModel", "token ids of the prompt")
+    w("DIM rCount, rPrompt, 0")
+    w("COMPARE rCount, 0")
+    w("IF_EQUAL done", "an empty prompt generates nothing")
+    if o.repeat_penalty != 1.0:
+        w("MOV rSeen, rPrompt", "tokens so far")
+    w("LOADI rPos, 0", "position of the next token")
+    w("LOADI rMade, 0", "tokens generated")
+    w("LOADI rAt, 0", "prompt tokens done")
+    w()
+    w("prompt:", "one chunk of the prompt")
+    w("SUB rLeft, rCount, rAt")
+    w("MIN rLen, rLeft, CHUNK")
+    w("SLICE rIds, rPrompt, START=rAt LEN=rLen")
+    w("ADD rAt, rAt, rLen")
+    w()
+    w("forward:", "rIds [T] -> rX [T, width]")
+    w("ADD rNext, rPos, rLen")
+    w("COMPARE rNext, CONTEXT")
+    w("IF_GREATER full")
+
+
+def _next_token(model: Architecture, w: Writer, ends: int, context: int) -> None:
+    o = w.options
+    penalised = o.repeat_penalty != 1.0
+    w()
+    w("head:")
+    w("MOV rPos, rNext")
+    w("COMPARE rAt, rCount")
+    w("IF_LESS prompt", "more of the prompt to come")
+    w("SLICE rX, rX, START=-1 LEN=1", "the last token's row")
+    model.head(w)
+    history = ", rSeen" if penalised else ""
+    draw = "TEMP=0" if o.temperature == 0 else \
+        f"TEMP={o.temperature!r} TOP_K={o.top_k} TOP_P={o.top_p!r} MIN_P={o.min_p!r}"
+    w(f"SAMPLE rToken, rLogits{history} {draw}" + (f" PENALTY={o.repeat_penalty!r}" if history else ""))
+    if penalised:
+        w("TENSOR rLast, rToken SHAPE=[1] I64")
+        w("CONCAT rSeen, rSeen, rLast", "the penalty looks at the last 64 of them")
+    for i in range(ends):
+        w(f"COMPARE rToken, EOS_{i}")
+        w("IF_EQUAL done")
+    w()
+    w("emit:")
+    w("STREAM rToken, OUTPUT TEXT MODEL=rModel")
+    w("ADD rMade, rMade, 1")
+    w("COMPARE rMade, MAX_TOKENS")
+    w("IF_GREATER_EQUAL done")
+    w("IF_INTERRUPT done")
+    w("MOV rIds, rToken")
+    w("LOADI rLen, 1")
+    w("JUMP forward")
+    w()
+    w("full:")
+    w("LOADI rFull, 0")
+    w(f'ASSERT rFull CODE=1 MESSAGE="the text is longer than the model\'s context of {context} tokens"')
+    w("done:")
+    w("HALT")
