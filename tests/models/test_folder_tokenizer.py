@@ -1,0 +1,54 @@
+"""Tokenisers of Hugging Face folders."""
+from __future__ import annotations
+
+import json
+
+import pytest
+from folder_tokenizers import byte_pairs, word_pieces
+
+from m3jit.models.folder_tokenizer import FolderTokenizer
+from m3jit.models.model_error import ModelFileError
+
+
+def test_word_pieces(tmp_path):
+    word_pieces(tmp_path)
+    tokenizer = FolderTokenizer(tmp_path)
+    ids = tokenizer.encode("The river runs, running to the SEA")
+    assert ids == [2, 5, 6, 7, 1, 1, 10, 5, 11, 3]     # framed, not truncated or padded as the file would have it
+    assert tokenizer.encode("rivers", add_bos=False, add_eos=False) == [6, 8]
+    assert tokenizer.encode("[CLS]") == [2, 1, 1, 1, 3] and tokenizer.encode("[CLS]", special=True) == [2, 2, 3]
+    assert b"".join(map(tokenizer.decode_bytes, [2, 5, 6, 8, 3])) == b" the rivers"
+    assert tokenizer.decode_bytes(2, special=True) == b"[CLS]" and tokenizer.decode([5, 6, 8]) == "the rivers"
+    assert (tokenizer.padding, tokenizer.bos, tokenizer.eos, tokenizer.ends) == (0, None, None, frozenset())
+    assert len(tokenizer) == 14 and tokenizer.id_of("sea") == 11 and tokenizer.id_of("Sea") is None
+
+
+def test_byte_pairs(tmp_path):
+    byte_pairs(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 3]}))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    tokenizer = FolderTokenizer(tmp_path)
+    text = "the naïve\n<|end|>"
+    assert b"".join(map(tokenizer.decode_bytes, tokenizer.encode(text))) == text.encode()
+    assert tokenizer.encode("the")[0] == 257 and tokenizer.encode("<|end|>", special=True) == [258]
+    assert tokenizer.encode("the", add_eos=True)[-1] == 258 == tokenizer.eos and tokenizer.ends == {258, 3}
+    assert tokenizer.decode_bytes(258) == b"" and tokenizer.chat_template == "{{ messages }}"
+    assert tokenizer.encode("\ud800") == tokenizer.encode("\ufffd")
+    with pytest.raises(IndexError, match="token id 259"):
+        tokenizer.decode_bytes(259)
+    with pytest.raises(ValueError, match="no begin-of-text"):
+        tokenizer.encode("the", add_bos=True)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("", "not valid JSON"), ("[]", "is a list"), ("{}", "'none', which is not supported"),
+    ('{"model": {"type": "Magic"}}', "'Magic', which is not supported"),
+    ('{"model": {"type": "BPE"}}', "cannot be read"), (None, "cannot be opened"),
+    ('{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 4294967295}, "unk_token": "a"}, '
+     '"added_tokens": []}', "ids below|cannot be read")])
+def test_a_damaged_file_is_refused(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ModelFileError, match=message):
+        tokenizer = FolderTokenizer(tmp_path)
+        assert tokenizer.encode("a") and len(tokenizer)
