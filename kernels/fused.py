@@ -278,7 +278,7 @@ class _Fused:
 
 _DIRECT = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "neg": "neg", "abs": "abs", "sqrt": "sqrt",
            "floor": "floor", "rint": "rint", "lt": "lt", "le": "le", "eq": "eq", "ne": "ne"}
-_MATH = {"exp", "log", "sin", "cos", "tanh", "erf", "sigmoid"}
+_MATH = {"exp", "log", "sin", "cos", "tanh", "erf", "sigmoid", "softplus"}
 
 
 def compute(b: Builder, n: Node, args: list[Value]) -> Value:

@@ -95,6 +95,7 @@ class Elementwise:
     def tanh(self, a): return self._floats("tanh", eager_math.tanh32, a)
     def erf(self, a): return self._floats("erf", eager_math.erf32, a)
     def sigmoid(self, a): return self._floats("sigmoid", eager_math.sigmoid32, a)
+    def softplus(self, a): return self._floats("softplus", eager_math.softplus32, a)
     def lt(self, a, b): return self._compare(np.less, a, b)
     def le(self, a, b): return self._compare(np.less_equal, a, b)
     def eq(self, a, b): return self._compare(np.equal, a, b)

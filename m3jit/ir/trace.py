@@ -169,6 +169,7 @@ class TraceXp(TraceLayout, TraceModel):
     def tanh(self, a): return self._float_only("tanh", a)
     def erf(self, a): return self._float_only("erf", a)
     def sigmoid(self, a): return self._float_only("sigmoid", a)
+    def softplus(self, a): return self._float_only("softplus", a)
     def lt(self, a, b): return self.elementwise("lt", a, b, dtype=T.BOOL)
     def le(self, a, b): return self.elementwise("le", a, b, dtype=T.BOOL)
     def eq(self, a, b): return self.elementwise("eq", a, b, dtype=T.BOOL)

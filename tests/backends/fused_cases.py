@@ -76,7 +76,7 @@ def chain(g: Graph) -> list[Node]:
 
 def functions(g: Graph) -> list[Node]:
     x = g.op("neg", g.input(T.F32))
-    return [g.op(name, x) for name in ("exp", "log", "sin", "cos", "tanh", "erf", "sigmoid")]
+    return [g.op(name, x) for name in ("exp", "log", "sin", "cos", "tanh", "erf", "sigmoid", "softplus")]
 
 
 def softmax(g: Graph) -> list[Node]:

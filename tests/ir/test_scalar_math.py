@@ -14,7 +14,7 @@ from m3jit.ir.loop import Builder
 from tests.exact import exact_f32
 
 WITNESS = {"exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": special.erf, "sin": np.sin, "cos": np.cos,
-           "sigmoid": special.expit}
+           "sigmoid": special.expit, "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))}
 INF, NAN = np.inf, np.nan
 
 
@@ -74,6 +74,7 @@ def test_error_over_every_argument(name):
     ("sin", [(INF, NAN), (-INF, NAN), (-0.0, -0.0), (0.0, 0.0), (1e-45, 1e-45)]),
     ("cos", [(INF, NAN), (-INF, NAN), (-0.0, 1.0)]),
     ("sigmoid", [(INF, 1.0), (-INF, 0.0), (-0.0, 0.5), (-103.9, 1e-45), (-105.0, 0.0)]),
+    ("softplus", [(INF, INF), (-INF, 0.0), (-0.0, np.log(2.0)), (-103.9, 1e-45), (-105.0, 0.0), (100.0, 100.0)]),
 ])
 def test_special_values(name, pairs):
     x, want = np.array(pairs, np.float32).T
