@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from m3jit.frontend import (AssemblyError, ContainerError, LinkError, Program, assemble, assemble_file, disassemble,
                                 link, verify)
     from m3jit.isa.types import Tensor
+    from m3jit.vm.batch import Batch
     from m3jit.vm.vm import VM
 
 _HOME = {
@@ -36,11 +37,12 @@ _HOME = {
     "m3jit.frontend": ("AssemblyError", "ContainerError", "LinkError", "Program", "assemble", "assemble_file",
                        "disassemble", "link", "verify"),
     "m3jit.isa.types": ("Tensor",),
+    "m3jit.vm.batch": ("Batch",),
     "m3jit.vm.vm": ("VM",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["VM", "AssemblyError", "Builder", "BuilderError", "CompiledProgram", "ContainerError", "Deadlock",
+__all__ = ["VM", "AssemblyError", "Batch", "Builder", "BuilderError", "CompiledProgram", "ContainerError", "Deadlock",
            "InternalError", "Interrupted", "LimitError", "LinkError", "M3Error", "Program", "SinkClosed", "StreamError",
            "Tensor", "Trap", "UnsupportedError", "UserError", "__version__", "assemble", "assemble_file", "compile",
            "disassemble", "extension", "link", "load", "verify"]

@@ -16,7 +16,7 @@ from m3jit.vm.snapshots import SnapshotHandle, revive, weaken
 DEFAULT_SEED = 0x9E3779B97F4A7C15 - 2 ** 64      # the random stream's state is a signed 64-bit integer
 GREEN, BLUE, RED = range(3)
 PRIORITIES = ("GREEN", "BLUE", "RED")
-READY, WAITING, DONE, TRAPPED, KILLED = "ready", "waiting", "done", "trapped", "killed"
+READY, WAITING, DONE, TRAPPED, KILLED, PARKED = "ready", "waiting", "done", "trapped", "killed", "parked"
 
 
 class Frame:
@@ -64,7 +64,7 @@ class Context:
     """One thread of execution inside a machine."""
     __slots__ = ("id", "index", "used", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts",
                  "model", "priority", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired",
-                 "status", "waiting_for", "interrupt", "leave", "budget", "trap", "newest_snapshot")
+                 "status", "waiting_for", "interrupt", "leave", "budget", "trap", "newest_snapshot", "parks", "parked")
 
     def __init__(self, id: int, memory: ContextMemory, seed: int = DEFAULT_SEED, used: int = 256):
         self.id, self.index = id, 0
@@ -89,6 +89,7 @@ class Context:
         self.budget = 0                                  # instructions left in this slice, while in a slow path
         self.trap: Any = None
         self.newest_snapshot: Any = None                 # handle number of the tree's current node
+        self.parks, self.parked = False, None            # stop before a compiled region; the region it stands at
 
     # -- roots ------------------------------------------------------------------------------------------------------
     def capture(self) -> Root:

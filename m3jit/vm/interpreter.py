@@ -27,6 +27,7 @@ from m3jit.vm.values import WRITABLE
 from m3jit.vm.waiting import Blocked
 
 SLOW = -1
+PARKED_HERE = -1                   # what `Regions.enter` gives for a context that is to wait at the region
 ENDS_THE_RUN = (SinkClosed, LimitError, Interrupted, Deadlock, UnsupportedError)     # not the fault of one instruction
 Handler = binding.Handler
 
@@ -87,7 +88,7 @@ class Interpreter:
             if op.control == "next":
                 return (lambda ctx: onward), None
             if op.control == "jump":
-                target = self._onward(i, self._index(op.body(_Probe(pc, 0), **_plain_args(ins))))
+                target = self._onward(i, self.index(op.body(_Probe(pc, 0), **_plain_args(ins))))
                 return (lambda ctx: target), None
             if op.control == "branch":
                 return self._branch(i, ins, nxt), None
@@ -112,7 +113,7 @@ class Interpreter:
         # The body is asked once for every value of the flags; the branch is then a table look-up.
         pc = self.image.pcs[i]
         args = _plain_args(ins)
-        table = tuple(self._onward(i, nxt if (t := ins.op.body(_Probe(pc, code), **args)) is None else self._index(t))
+        table = tuple(self._onward(i, nxt if (t := ins.op.body(_Probe(pc, code), **args)) is None else self.index(t))
                       for code in range(5))
         return lambda ctx: table[ctx.flags]
 
@@ -120,7 +121,7 @@ class Interpreter:
         """What a handler of instruction i returns to go on at j."""
         return -2 - j if j > i and j in self.heads else j
 
-    def _index(self, pc: int) -> int:
+    def index(self, pc: int) -> int:
         """Index of the instruction at pc, or of the place behind the last one, where going on traps."""
         return self.image.index_of.get(pc, len(self.image.pcs))
 
@@ -184,7 +185,9 @@ class Interpreter:
             ctx.index = i
             new = regions.enter(ctx, pc)
             if new is not None:
-                j = self._index(new)          # past the last instruction: traps there
+                if new == PARKED_HERE:        # ctx.leave is set: the slice ends before the region
+                    return -2 - i
+                j = self.index(new)          # past the last instruction: traps there
                 return j if j in heads else -2 - j
             nxt = plain(ctx)
             if not is_fast:

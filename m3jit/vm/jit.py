@@ -18,7 +18,9 @@ from m3jit.ir.passes import PassLog, run_passes
 from m3jit.ir.passes.fuse import Group
 from m3jit.ir.tensor import Function, Node, Sym, TensorType, eval_dim
 from m3jit.isa.types import Tensor
+from m3jit.vm.context import PARKED
 from m3jit.vm.image import entry_points
+from m3jit.vm.interpreter import PARKED_HERE
 from m3jit.vm.native import NO_BUDGET, CompiledRegion, fits, type_of_value
 
 MAX_VARIANTS = 8
@@ -121,23 +123,32 @@ class Jit:
         return self._run(ctx, regs, region, syms) if syms is not None else None
 
     def _run(self, ctx: Any, regs: "ContextRegisters", region: CompiledRegion, syms: dict[Sym, int]) -> int | None:
+        if ctx.parks and region.region.has_launches and not (
+                self.machine.stop.raised or self.machine.profile is not None or self.compiler.checked):
+            ctx.parked = Parked(self, ctx, regs, region, syms)
+            ctx.status, ctx.leave = PARKED, True
+            return PARKED_HERE
         if self.machine.profile is not None:
             start = time.perf_counter()
             info, retired = region.run(regs, syms, self.stop_address, ctx.budget)
             region.seconds += time.perf_counter() - start
         else:
             info, retired = region.run(regs, syms, self.stop_address, ctx.budget)
-        if region not in self.used:
-            self.used.add(region)
-            self.regions.append(region)
-        region.entries += 1
-        region.retired += retired
+        self.count(region, retired)
         ctx.retired += retired
         if info is None:
             return region.region.function.entry_pc if self.machine.stop.raised else None
         if info.pc == region.region.function.entry_pc and retired == 0:
             return None                          # the first instruction itself is the interpreter's
         return info.pc
+
+    def count(self, region: CompiledRegion, retired: int) -> None:
+        """Note an entry of this machine into a region."""
+        if region not in self.used:
+            self.used.add(region)
+            self.regions.append(region)
+        region.entries += 1
+        region.retired += retired
 
     # -- compiling --------------------------------------------------------------------------------------------------
     def _consider(self, ctx: Any, regs: "ContextRegisters", point: Point) -> CompiledRegion | None:
@@ -182,6 +193,20 @@ class Jit:
             return t
         f = Lifter(self, Entry(pc, type_of, syms)).lift(f"r{pc:x}")
         return None if f is None else (f, syms)
+
+
+class Parked:
+    """A context that stands at a compiled region it is about to enter."""
+    __slots__ = ("jit", "ctx", "regs", "region", "syms", "budget")
+
+    def __init__(self, jit: Jit, ctx: Any, regs: "ContextRegisters", region: CompiledRegion, syms: dict[Sym, int]):
+        self.jit, self.ctx, self.regs, self.region, self.syms, self.budget = jit, ctx, regs, region, syms, ctx.budget
+
+    def run(self) -> tuple[Any, int]:
+        """Enter it alone: (exit or None, retired instructions)."""
+        info, retired = self.region.run(self.regs, self.syms, self.jit.stop_address, self.budget)
+        self.jit.count(self.region, retired)
+        return info, retired
 
 
 class ContextRegisters:

@@ -100,6 +100,7 @@ class VM(HostStreams):
         self._retired_before = 0                       # of contexts that ended
         self._first_trap: Trap | None = None
         self.error: BaseException | None = None        # what ended the run
+        self.batch: Any = None                         # the `Batch` it takes part in
         self._closed = False
         self.seconds = 0.0
         self.main = self.new_context()

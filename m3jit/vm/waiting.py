@@ -25,6 +25,7 @@ class Signal:
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.RLock())
+        self.listeners: list[Callable[[], object]] = []      # called at every change; they must not take locks
 
     def __enter__(self) -> "Signal":
         self._condition.acquire()
@@ -36,6 +37,8 @@ class Signal:
     def notify(self) -> None:
         with self._condition:
             self._condition.notify_all()
+        for tell in list(self.listeners):
+            tell()
 
     def wait(self, seconds: float) -> None:
         """Until something changes, at most that long.  The lock must be held."""

@@ -1,0 +1,195 @@
+"""`Batch`: machines that run together, so that one pass over the weights serves all that are at the same place.
+
+A round (`step`) brings every machine to its next compiled region, to a wait or to its end, one after another, and then
+enters the regions: machines at the same region enter it as one.  Each machine's results are the bytes it gives alone,
+whoever runs beside it.  A machine that waits for input is not waited for, and a machine alone enters at once.
+
+Machines join and leave between rounds.  In a round a machine retires at most `ROUND` instructions outside of regions and
+enters one region, so a long prompt (in chunks, one each round) and generating machines take turns.  Machines with
+several contexts, profiled and checked ones take part too, but enter their regions alone.
+"""
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Callable
+
+from m3jit.errors import Deadlock, UserError
+from m3jit.vm.context import PARKED, READY, Context
+from m3jit.vm.scheduler import describe_waits
+from m3jit.vm.stopping import TIMED_OUT
+from m3jit.vm.vm import VM
+
+ROUND = 20_000                     # instructions a machine may retire in a round outside of shared regions
+
+
+class Member:
+    """A machine of a batch.  `ended`: it has finished, failed or was cancelled; `error`: what ended it, or None."""
+
+    def __init__(self, vm: VM, on_end: Callable[["Member"], Any] | None):
+        self.vm, self.on_end = vm, on_end
+        self.ended = False
+        self.error: BaseException | None = None
+        self.deadline = None if vm.timeout is None else time.monotonic() + vm.timeout
+
+    def cancel(self) -> None:
+        """End this machine at its next poll point (`error` is then `Interrupted`); from any thread."""
+        self.vm.stop()
+
+    def advance(self) -> bool:
+        """Run to a region that can be shared, a wait, the end, or `ROUND` instructions; whether anything ran."""
+        vm, ran, left = self.vm, False, ROUND
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            vm.stop_word.set(TIMED_OUT)
+        while left > 0:
+            ctx, budget = vm.scheduler.pick()
+            if ctx is None:
+                break
+            ran, before = True, vm.retired
+            ctx.parks = len(vm.scheduler.contexts) == 1
+            vm._slice(ctx, min(budget, left))
+            left -= max(1, vm.retired - before)
+        waiting = vm.scheduler.waiting()
+        if waiting and len(waiting) == len(vm.scheduler.contexts):
+            if vm.stop_word.raised:
+                vm._stopped(waiting[0])
+            if not any(c.waiting_for.external or c.waiting_for.ready() for c in waiting):
+                raise Deadlock(f"{vm.image.name}: no context can go on: {describe_waits(waiting)}")
+        return ran
+
+    def parked(self) -> Context | None:
+        """The context that stands at a region, if any."""
+        return next((c for c in self.vm.scheduler.contexts.values() if c.status == PARKED), None)
+
+    def enter_alone(self, ctx: Context) -> None:
+        """Run the region a context stands at, as the machine alone would."""
+        self.leave(ctx, *ctx.parked.run())
+
+    def leave(self, ctx: Context, info: Any, retired: int) -> None:
+        """Go on behind the region, which was left by exit `info` (None: it gave up, nothing was done)."""
+        vm, entry = self.vm, ctx.parked.region.region.function.entry_pc
+        ctx.parked, ctx.status = None, READY
+        ctx.retired += retired
+        if info is not None and not (info.pc == entry and retired == 0):
+            ctx.index = vm.interpreter.index(info.pc)
+            vm._after(ctx, retired)
+        elif not vm.stop_word.raised:                   # the first instruction itself is the interpreter's
+            before = ctx.retired
+            vm.interpreter.run_exactly(ctx, 1)
+            vm._after(ctx, ctx.retired - before)
+
+    def finish(self) -> None:
+        """Every context has ended: complete the files."""
+        if self.vm._first_trap is not None:
+            raise self.vm._first_trap
+        self.vm.close(complete=True)
+
+    def fail(self, error: BaseException) -> None:
+        self.vm._fail(error)
+        self.error = error
+
+
+class Batch:
+    """Machines that run together.  `add` and `cancel` may be called from any thread, `step` and `run` from one at a time.
+
+    >>> batch = Batch(); batch.add(vm_1); batch.add(vm_2); batch.run()
+    """
+
+    def __init__(self) -> None:
+        self._members: list[Member] = []
+        self._lock = threading.Lock()                   # of the list
+        self._stepping = threading.Lock()
+        self._news = threading.Event()                  # somebody joined, or a waiting machine may go on
+        self.rounds = self.entries = self.shared_entries = 0
+
+    @property
+    def members(self) -> list[Member]:
+        """The machines that have not ended."""
+        with self._lock:
+            return list(self._members)
+
+    def add(self, vm: VM, on_end: Callable[[Member], Any] | None = None) -> Member:
+        """Let a machine take part from the next round on.  on_end(member) is called by `step` when it has ended.
+
+        UserError: it has ended already, or is in a batch."""
+        if vm.finished:
+            raise UserError(f"{vm.image.name}: has ended already; a batch runs machines that have not")
+        with self._lock:
+            if vm.batch is not None:
+                raise UserError(f"{vm.image.name}: is in a batch already; a machine is added once")
+            vm.batch = self
+            member = Member(vm, on_end)
+            self._members.append(member)
+        vm.signal.listeners.append(self._news.set)
+        self._news.set()
+        return member
+
+    def step(self) -> bool:
+        """One round; False when no machine could go on (all wait for input, or there is none).
+
+        A machine's error ends that machine alone: it is kept in `Member.error`."""
+        with self._stepping:
+            self._news.clear()
+            members, parked, ran = self.members, [], False
+            for m in members:
+                ran |= self._guarded(m, lambda m=m: self._advance(m, parked))
+            self._enter(parked)
+            self.rounds += ran
+            return ran
+
+    def run(self) -> None:
+        """Rounds until every machine has ended.  Errors stay in `Member.error`."""
+        while self.members:
+            if not self.step():
+                self.wait()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Sleep until a machine joins or a waiting one may go on, or its time is up."""
+        ends = [m.deadline - time.monotonic() for m in self.members if m.deadline is not None]
+        limits = [max(0.0, t) for t in [*ends, *([] if seconds is None else [seconds])]]
+        self._news.wait(min(limits, default=0.25))
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counters: rounds; region entries of machines, and those of them that shared their region with others."""
+        return {"rounds": self.rounds, "entries": self.entries, "shared_entries": self.shared_entries}
+
+    # -- a round ----------------------------------------------------------------------------------------------------
+    def _advance(self, m: Member, parked: list[Member]) -> bool:
+        ran = m.advance()
+        if m.vm.finished:
+            m.finish()
+            self._remove(m)
+        elif m.parked() is not None:
+            parked.append(m)
+        return ran
+
+    def _enter(self, parked: list[Member]) -> None:
+        self.entries += len(parked)
+        for m in parked:
+            self._guarded(m, lambda m=m: m.enter_alone(m.parked()))
+
+    def _guarded(self, m: Member, work: Callable[[], Any]) -> Any:
+        """Do it under the machine's lock; an error ends the machine."""
+        with m.vm._lock:
+            began = time.perf_counter()
+            try:
+                return work()
+            except BaseException as error:
+                m.fail(error)
+                if not isinstance(error, Exception):
+                    self._remove(m)
+                    raise
+            finally:
+                m.vm.seconds += time.perf_counter() - began
+        self._remove(m)
+        return True
+
+    def _remove(self, m: Member) -> None:
+        with self._lock:
+            self._members.remove(m)
+            m.vm.batch = None
+        m.vm.signal.listeners.remove(self._news.set)
+        m.ended = True
+        if m.on_end is not None:
+            m.on_end(m)

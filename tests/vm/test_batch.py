@@ -1,0 +1,112 @@
+"""Machines in a batch give what they give alone; they join, wait, fail and leave without harm to the others."""
+from __future__ import annotations
+
+import pytest
+
+import m3jit
+from m3jit.errors import Interrupted, LimitError, Trap, UserError
+from m3jit.models.provider import Models
+from m3jit.vm.batch import Batch
+
+PROMPTS = ["It is a truth", "The carriage stopped at the door, and she", "No", "Emma Woodhouse, handsome, clever, and rich",
+           "My dear Mr. Bennet, said his lady to him one day, have you heard that", "She had been"]
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models()
+
+
+def machine(models, prompt, seed=1, tokens=8, **more):
+    """A machine of the default model and the list its text goes to."""
+    from m3jit.models.program import Options
+    model = models.load("default")
+    program = models.__dict__.setdefault("_test_programs", {})
+    if tokens not in program:
+        program[tokens] = models.program(model, "default", Options(max_tokens=tokens, temperature=0.8))
+    vm = m3jit.VM(program[tokens], models=models, seed=seed, threads=2, **more)
+    text: list[str] = []
+    vm.set_sink("OUTPUT", text.append)
+    vm.push_input(prompt)
+    return vm, text
+
+
+def alone(models, prompt, seed=1, tokens=8):
+    vm, text = machine(models, prompt, seed, tokens)
+    vm.run()
+    return text, state(vm)
+
+
+def state(vm):
+    """Registers and counters of the main context as comparable values."""
+    return {k: v.data.tobytes() if hasattr(v, "data") else repr(v) for k, v in vm.registers.items()}, vm.retired, \
+        vm.main.rng
+
+
+def test_machines_give_what_they_give_alone(models):
+    made = [machine(models, p, seed=i) for i, p in enumerate(PROMPTS)]
+    batch = Batch()
+    members = [batch.add(vm) for vm, _ in made]
+    batch.run()
+    assert [m.error for m in members] == [None] * len(members) and all(m.ended for m in members)
+    for i, (vm, text) in enumerate(made):
+        assert (text, state(vm)) == alone(models, PROMPTS[i], i)
+
+
+def test_machines_join_and_leave_at_any_round(models):
+    batch, made = Batch(), []
+    for i, p in enumerate(PROMPTS):
+        vm, text = machine(models, p, i, tokens=4 + i)
+        batch.add(vm)
+        made.append((vm, text))
+        batch.step()
+        batch.step()
+    batch.run()
+    assert not batch.members and not batch.step()
+    for i, (vm, text) in enumerate(made):
+        assert (text, state(vm)) == alone(models, PROMPTS[i], i, 4 + i)
+
+
+def test_a_machine_that_waits_for_input_is_not_waited_for(models):
+    first, text = machine(models, PROMPTS[0])
+    patient = m3jit.VM(m3jit.assemble("SENSE rX, USER_INPUT TEXT\nSTREAM rX\nHALT"), wait_input=True)
+    said: list[str] = []
+    patient.set_sink("OUTPUT", said.append)
+    batch = Batch()
+    batch.add(first)
+    member = batch.add(patient)
+    while len(batch.members) > 1:
+        assert batch.step()
+    assert text == alone(models, PROMPTS[0])[0] and not member.ended and not batch.step()
+    patient.push_input("hello")
+    batch.wait(10)
+    batch.run()
+    assert said == ["hello"] and member.ended and member.error is None
+
+
+def test_errors_end_one_machine_alone(models):
+    good, text = machine(models, PROMPTS[0])
+    bad = m3jit.VM(m3jit.assemble('LOADI rX, 0\nASSERT rX CODE=3 MESSAGE="wrong"\nHALT'))
+    stopped, _ = machine(models, PROMPTS[1])
+    limited, _ = machine(models, PROMPTS[2], max_steps=1000)
+    ends: list[str] = []
+    batch = Batch()
+    for name, vm in (("good", good), ("bad", bad), ("stopped", stopped), ("limited", limited)):
+        batch.add(vm, on_end=lambda m, name=name: ends.append(f"{name} {type(m.error).__name__}"))
+    batch.step()
+    stopped.stop()
+    batch.run()
+    assert sorted(ends) == ["bad Trap", "good NoneType", "limited LimitError", "stopped Interrupted"]
+    assert text == alone(models, PROMPTS[0])[0]
+    assert isinstance(bad.error, Trap) and isinstance(stopped.error, Interrupted) and isinstance(limited.error, LimitError)
+
+
+def test_a_machine_is_added_once(models):
+    vm, _ = machine(models, PROMPTS[0], tokens=1)
+    batch = Batch()
+    batch.add(vm)
+    with pytest.raises(UserError, match="is in a batch already"):
+        Batch().add(vm)
+    batch.run()
+    with pytest.raises(UserError, match="has ended already"):
+        batch.add(vm)
