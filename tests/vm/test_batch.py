@@ -88,7 +88,7 @@ def test_errors_end_one_machine_alone(models):
     good, text = machine(models, PROMPTS[0])
     bad = m3jit.VM(m3jit.assemble('LOADI rX, 0\nASSERT rX CODE=3 MESSAGE="wrong"\nHALT'))
     stopped, _ = machine(models, PROMPTS[1])
-    limited, _ = machine(models, PROMPTS[2], max_steps=1000)
+    limited, _ = machine(models, PROMPTS[2], max_steps=300)
     ends: list[str] = []
     batch = Batch()
     for name, vm in (("good", good), ("bad", bad), ("stopped", stopped), ("limited", limited)):
