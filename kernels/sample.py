@@ -82,6 +82,7 @@ class _Sample:
         self.token = b.var("i64", 0, varying=False)
         self.make_keys()
         if self.history is not None:
+            b.sync()
             self.penalise()
         b.sync()
         greedy = self.temperature.equals(0.0)
@@ -222,6 +223,7 @@ class _Sample:
     def sum_weights(self, count: Value, order: Buffer, divisor: Value) -> None:
         """weights and their running sums over the first `count` candidates, of logits / divisor."""
         b, p = self.b, self.place
+        b.sync()                             # nobody reads the weights of the stage before any more
         first = self.value((b.load("i32", order, 0) ^ -1) ^ OUT) / divisor
         with b.loop(0, count, LANES) as at:
             inside = b.in_range(at, count)

@@ -34,8 +34,6 @@ ON_OPENCL = (
     "qmatmul_Q8_0_1x50",
     "qmatmul_Q4_1_1x50",
 )
-# Kernels whose lanes exchange data through memory without `sync`: right where one thread runs a group, a race on a GPU.
-NOT_ON_PTX = ("sample_5", "sample_history_mask")
 
 
 def by_name(cases: list[Case]) -> Any:
@@ -70,12 +68,18 @@ def test_opencl_cases_exist():
     assert {c.name for c in CASES} >= set(ON_OPENCL)
 
 
+@by_name([c for c in CASES if c.name.startswith("sample")])
+def test_sampling_on_ptx(case: Case):
+    """Its lanes exchange data through memory; the PTX interpreter reports races."""
+    agree(case.kernel, case.args, [E.CPU[0], E.PTX])
+
+
 @pytest.mark.slow
 @by_name(CASES)
 def test_all_executors(case: Case):
     kernel = case.kernel
     on = [E.EVALUATOR, *E.CPU, E.PLAIN, E.NUMBA]
-    if cuda_refusal(kernel) is None and case.name not in NOT_ON_PTX:
+    if cuda_refusal(kernel) is None:
         on.append(E.PTX)
     if case.first_slice and E.opencl_missing() is None:
         on.append(E.OPENCL)
