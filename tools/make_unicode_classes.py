@@ -45,7 +45,7 @@ def main() -> None:
     for point in range(0x110000):
         majors.setdefault(unicodedata2.category(chr(point))[0], []).append(point)
     parts = [HEADER.format(version=UNICODE_VERSION)]
-    for name, major in (("LETTER", "L"), ("NUMBER", "N"), ("PUNCTUATION", "P")):
+    for name, major in (("LETTER", "L"), ("MARK", "M"), ("NUMBER", "N"), ("PUNCTUATION", "P"), ("SYMBOL", "S")):
         body = textwrap.fill(ranges(majors[major]), 116, break_on_hyphens=False)
         parts.append(f'{name} = """\n{body}\n"""\n')
     TARGET.write_text("\n".join(parts))

@@ -22,7 +22,7 @@ from m3jit.models.pretokenizers import PRE_TOKENIZERS
 from m3jit.models.tokenizer import StreamDecoder, Tokenizer
 from m3jit.models.vocabulary import TokenKind
 from test_gguf_file import smollm2_path
-from vocabularies import ORACLES, VARIANTS, smollm2
+from vocabularies import ORACLES, PROBES, VARIANTS, smollm2
 
 TEXT = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(" \n'aé日😀1")), max_size=60)
 
@@ -77,6 +77,10 @@ def test_the_variants_differ_from_each_other():
     assert set(ids) == set(VARIANTS)
     different = {name: json.dumps(ids[name]) for name in ids if name not in ("no pre",)}
     assert len(set(different.values())) == len(different) and ids["no pre"] == ids["default"]
+
+
+def test_every_family_of_pre_tokenisers_has_a_variant():
+    assert {PRE_TOKENIZERS[name] for name in PROBES} == set(PRE_TOKENIZERS.values())
 
 
 def test_fixture_is_the_vocabulary_of_the_real_file(tokenizers):

@@ -7,12 +7,13 @@ The variants change the pre-tokeniser, or turn the tokens into a scored ("llama"
 
 import gzip
 import json
-from functools import cache
+import random
+from functools import cache, partial
 from pathlib import Path
 
 import gguf
 
-from m3jit.models.byte_pairs import decode_characters
+from m3jit.models.byte_pairs import BYTE_CHARACTERS, decode_characters
 
 ORACLES = Path(__file__).parent.parent / "oracles"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -100,6 +101,28 @@ def write_scored(path: Path, ties: int = 1, crossing: tuple[str, ...] = (), spac
     _finish(writer)
 
 
+def write_probe(path: Path, pre: str) -> None:
+    """A "gpt2" file whose merges join any two common bytes, so that most ways to cut a text give other tokens; some
+    words are tokens that no merge makes."""
+    common = [*b"\t\n\r", *range(32, 127), *range(0x80, 0x88), 0xA0, 0xC2, 0xC3, 0xCC, 0xE2, 0xE3, 0xEF]
+    pairs = [(BYTE_CHARACTERS[a], BYTE_CHARACTERS[b]) for a in common for b in common]
+    random.Random(1).shuffle(pairs)
+    tokens = [*BYTE_CHARACTERS, *(a + b for a, b in pairs), "the", "Hello", "Ġworld", "ĠĠĠ", "123"]
+    writer = _writer(path)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([NORMAL] * len(tokens))
+    writer.add_token_merges([f"{a} {b}" for a, b in pairs])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    _finish(writer)
+
+
+# One of each family of pre-tokenisers.
+PROBES = ("default", "gpt-2", "smollm", "llama-bpe", "qwen2", "glm4", "jais-2", "qwen35", "seed-coder", "exaone-moe",
+          "minicpm5", "falcon", "gpt-4o", "tekken", "deepseek-llm", "deepseek-coder", "deepseek-v3",
+          "bloom", "viking", "dbrx")
 VARIANTS = {
     "smollm": lambda path: write_byte_pairs(path, "smollm"),
     "gpt-2": lambda path: write_byte_pairs(path, "gpt-2", add_eos=True, user_defined=("Ġthe", "Hello", "ing")),
@@ -111,4 +134,5 @@ VARIANTS = {
     "scored, ties": lambda path: write_scored(path, ties=50),
     "scored, crossing": lambda path: write_scored(path, ties=50, crossing=("o▁w", "a▁b", "s▁", "e▁t", "the▁")),
     "scored, no prefix": lambda path: write_scored(path, space_prefix=False),
+    **{f"probe {name}": partial(write_probe, pre=name) for name in PROBES},
 }
