@@ -41,6 +41,7 @@ else:
 EXIT_NO_PEER, EXIT_REFUSED = 3, 4
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type numbers
 PROMPT_SHORT, GENERATED, PROMPT_LONG = 16, 48, 128
+DEEP, DEEP_GENERATED = 4096, 16              # a long context, and tokens timed behind it
 _KEEP: list[Any] = []  # the log callback must outlive every call into the library
 
 
@@ -153,9 +154,11 @@ class PeerContext:
 
     def __init__(self, handle: Any, n_vocab: int) -> None:
         self.handle, self.n_vocab = handle, n_vocab
+        self.kept, self.first = 0, 0                 # positions a measurement left for the next, the token behind them
 
     def clear(self) -> None:
         """Forget all positions."""
+        self.kept = 0
         lc.llama_memory_clear(lc.llama_get_memory(self.handle), True)
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
@@ -210,7 +213,25 @@ def prompt_rate(context: PeerContext) -> float:
     return PROMPT_LONG / (time.perf_counter() - start)
 
 
-RATES = {"generate": generate_rate, "prompt": prompt_rate}
+def deep_rate(context: PeerContext) -> float:
+    """Tokens/s of 16 greedy tokens behind 4,096; these are decoded once and kept between the samples."""
+    if context.kept != DEEP:
+        context.clear()
+        tokens = fixed_tokens(DEEP, context.n_vocab)
+        for at in range(0, DEEP, PROMPT_LONG):
+            logits = context.decode(tokens[at:at + PROMPT_LONG])
+        context.kept, context.first = DEEP, int(logits.argmax())
+    else:
+        lc.llama_memory_seq_rm(lc.llama_get_memory(context.handle), -1, DEEP, -1)
+    token = context.first
+    start = time.perf_counter()
+    for _ in range(DEEP_GENERATED):
+        token = int(context.decode((token,)).argmax())
+    return DEEP_GENERATED / (time.perf_counter() - start)
+
+
+SHORT_RATES = {"generate": generate_rate, "prompt": prompt_rate}
+RATES = {**SHORT_RATES, "deep": deep_rate}
 
 
 class PeerSpeed:
@@ -227,7 +248,7 @@ class PeerSpeed:
     def __init__(self, path: Path | str) -> None:
         self.peer = LlamaPeer(path)
         self.stack = contextlib.ExitStack()
-        self.contexts: dict[tuple[int, Setting], PeerContext] = {}
+        self.contexts: dict[tuple[int, Setting, bool], PeerContext] = {}
         self.chosen: dict[tuple[str, int], Setting] = {}
         self.trial: dict[tuple[str, int], dict[str, float]] = {}
 
@@ -235,13 +256,15 @@ class PeerSpeed:
         self.stack.close()
         self.peer.close()
 
-    def context(self, threads: int, setting: Setting) -> PeerContext:
-        if (threads, setting) not in self.contexts:
-            made = self.peer.context(threads, 256, setting.flash, batch=PROMPT_LONG, kv_type=setting.kv_type)
-            context = self.contexts[threads, setting] = self.stack.enter_context(made)
-            for rate in RATES.values():  # maps the file, starts the threads
+    def context(self, threads: int, setting: Setting, deep: bool = False) -> PeerContext:
+        key = (threads, setting, deep)
+        if key not in self.contexts:
+            size = DEEP + 64 if deep else 256
+            made = self.peer.context(threads, size, setting.flash, batch=PROMPT_LONG, kv_type=setting.kv_type)
+            context = self.contexts[key] = self.stack.enter_context(made)
+            for rate in (deep_rate,) if deep else SHORT_RATES.values():  # maps the file, starts the threads
                 rate(context)
-        return self.contexts[threads, setting]
+        return self.contexts[key]
 
     def select(self, kind: str, threads: int) -> Setting:
         """The setting with the best median of the trial; settings take turns, so a slow minute hits all."""
@@ -252,14 +275,16 @@ class PeerSpeed:
                     f"{threads} threads asked for, but this process may use {allowed} CPU(s): its parent pinned it; "
                     "start it under `taskset -c 0-N`, or do not pin the parent"
                 )
-            samples: dict[Setting, list[float]] = {setting: [] for setting in SETTINGS}
+            settings = [s for s in SETTINGS if kind != "deep" or s.kv_type != "f32"]    # deep: a prefill each
+            limit = self.TRIAL_LIMIT * (3 if kind == "deep" else 1)
+            samples: dict[Setting, list[float]] = {setting: [] for setting in settings}
             start = time.monotonic()
             for _ in range(self.TRIALS):
                 for setting, taken in samples.items():
-                    taken.append(RATES[kind](self.context(threads, setting)))
-                    if time.monotonic() - start > self.TRIAL_LIMIT:
+                    taken.append(RATES[kind](self.context(threads, setting, kind == "deep")))
+                    if time.monotonic() - start > limit:
                         raise PeerError(
-                            f"the trial of settings for {kind} at {threads} threads took over {self.TRIAL_LIMIT:.0f} s "
+                            f"the trial of settings for {kind} at {threads} threads took over {limit:.0f} s "
                             f"({taken[-1]:.1f} tok/s, load average {os.getloadavg()[0]:.1f}): the peer's spinning "
                             "threads need the cores to themselves; measure on a quiet machine"
                         )
@@ -270,7 +295,7 @@ class PeerSpeed:
 
     def sample(self, kind: str, threads: int) -> float:
         """One measurement in tokens/s; kind is "generate" or "prompt"."""
-        return RATES[kind](self.context(threads, self.select(kind, threads)))
+        return RATES[kind](self.context(threads, self.select(kind, threads), kind == "deep"))
 
     def about(self) -> dict[str, Any]:
         """What is measured, by which build, on which CPUs."""
@@ -289,7 +314,7 @@ def measure(path: Path | str, threads: Sequence[int] = (2, 1), rounds: int = 5) 
     try:
         for count in threads:
             row: dict[str, Any] = {"threads": count}
-            for kind in RATES:
+            for kind in SHORT_RATES:
                 setting = speed.select(kind, count)
                 samples = [speed.sample(kind, count) for _ in range(rounds)]
                 row[kind] = {
@@ -303,7 +328,7 @@ def measure(path: Path | str, threads: Sequence[int] = (2, 1), rounds: int = 5) 
 
 
 def serve(path: Path | str) -> None:
-    """Answer each line `generate THREADS` or `prompt THREADS` on stdin with one JSON line, until stdin ends.
+    """Answer each line `generate THREADS`, `prompt THREADS` or `deep THREADS` on stdin with one JSON line, until stdin ends.
 
     This lets a benchmark alternate with a peer that stays loaded: the first line sent back is `about()`, and the answer
     to the first request of a kind comes after its trial of the settings.
@@ -314,7 +339,7 @@ def serve(path: Path | str) -> None:
         for line in sys.stdin:
             kind, _, count = line.strip().partition(" ")
             if kind not in RATES or not count.isdigit() or int(count) < 1:
-                raise PeerError(f"request {line.strip()!r} is not one of 'generate THREADS', 'prompt THREADS'")
+                raise PeerError(f"request {line.strip()!r} is not one of {', '.join(f'{k} THREADS' for k in RATES)}")
             rate = speed.sample(kind, int(count))
             answer = {"kind": kind, "threads": int(count), "tokens_per_second": rate}
             print(json.dumps({**answer, "setting": str(speed.chosen[kind, int(count)])}), flush=True)
