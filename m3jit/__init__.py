@@ -5,6 +5,7 @@
     program = m3jit.assemble(text)               m3jit.load("model.m3b")         m3jit.Builder() writes one in Python
     f = m3jit.compile(program, inputs=["rX"], outputs=["rZ"])                    a function on NumPy arrays
     vm = m3jit.VM(program).run()                                                 full control: registers, streams, forks
+    for piece in m3jit.load_model("default").generate("Emma was"): ...           text from a language model
 
 Names load their part of the package on first use: importing m3jit itself loads no code generator, driver or tokeniser.
 """
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from m3jit.errors import (Deadlock, InternalError, Interrupted, LimitError, M3Error, SinkClosed, StreamError, Trap,
                               UnsupportedError, UserError)
     from m3jit.api.extending import extension
+    from m3jit.api.generation import Generation, LanguageModel, load_model
     from m3jit.frontend import (AssemblyError, ContainerError, LinkError, Program, assemble, assemble_file, disassemble,
                                 link, verify)
     from m3jit.isa.types import Tensor
+    from m3jit.models.grammar import Grammar
     from m3jit.vm.batch import Batch
     from m3jit.vm.vm import VM
 
@@ -34,18 +37,21 @@ _HOME = {
     "m3jit.errors": ("Deadlock", "InternalError", "Interrupted", "LimitError", "M3Error", "SinkClosed", "StreamError",
                      "Trap", "UnsupportedError", "UserError"),
     "m3jit.api.extending": ("extension",),
+    "m3jit.api.generation": ("Generation", "LanguageModel", "load_model"),
     "m3jit.frontend": ("AssemblyError", "ContainerError", "LinkError", "Program", "assemble", "assemble_file",
                        "disassemble", "link", "verify"),
     "m3jit.isa.types": ("Tensor",),
+    "m3jit.models.grammar": ("Grammar",),
     "m3jit.vm.batch": ("Batch",),
     "m3jit.vm.vm": ("VM",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = ["VM", "AssemblyError", "Batch", "Builder", "BuilderError", "CompiledProgram", "ContainerError", "Deadlock",
-           "InternalError", "Interrupted", "LimitError", "LinkError", "M3Error", "Program", "SinkClosed", "StreamError",
-           "Tensor", "Trap", "UnsupportedError", "UserError", "__version__", "assemble", "assemble_file", "compile",
-           "disassemble", "extension", "link", "load", "verify"]
+           "Generation", "Grammar", "InternalError", "Interrupted", "LanguageModel", "LimitError", "LinkError",
+           "M3Error", "Program", "SinkClosed", "StreamError", "Tensor", "Trap", "UnsupportedError", "UserError",
+           "__version__", "assemble", "assemble_file", "compile", "disassemble", "extension", "link", "load",
+           "load_model", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Protocol, Sequence
 
+from m3jit.models import hosted
 from m3jit.models.model_source import BLOCK_TYPES, Shapes, Source, check_tensors
 
 CHUNK = 64                          # prompt tokens of one pass: bounds the time between two interruptible points
@@ -29,6 +30,7 @@ class Options:
     seed: int | None = None
     chunk: int = CHUNK
     context: int | None = None      # positions the program allows; None: as many as the model was trained for
+    hosted: bool = False            # settings in registers, token ids out (m3jit.models.hosted)
 
 
 class Writer:
@@ -144,20 +146,28 @@ def generation_program(model: Architecture, w: Writer, reference: str, ends: Seq
     for line in model.title.splitlines():
         w(f"; {line}")
     w(f'.model model "{reference}"')
-    w(f".equ MAX_TOKENS {o.max_tokens}")
-    w(f".equ CONTEXT {context}")
+    if not o.hosted:
+        w(f".equ MAX_TOKENS {o.max_tokens}")
+        w(f".equ CONTEXT {context}")
     w(f".equ CHUNK {o.chunk}")
     for i, token in enumerate(ends):
         w(f".equ EOS_{i} {token}")
     w()
     w(".text")
-    _prompt(w)
+    if o.hosted:
+        hosted.write_prompt(w, o.repeat_penalty != 1.0)
+    else:
+        _prompt(w)
     model.embed(w)
     for i in range(model.layers):
         w()
         w(f"layer_{i}:")
         model.layer(w, i)
-    _next_token(model, w, len(ends), context)
+    if o.hosted:
+        vocabulary = w.source.tensor("token_embd.weight").shape[0]
+        hosted.write_next_token(w, lambda: model.head(w), ends, vocabulary, o.repeat_penalty)
+    else:
+        _next_token(model, w, len(ends), context)
     return w.text()
 
 

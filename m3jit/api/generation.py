@@ -1,0 +1,241 @@
+"""Text from a language model.
+
+    model = m3jit.load_model("default")                 a .gguf file, the name of an obtained model, or the embedded one
+    for piece in model.generate("Emma was", max_tokens=40, temperature=0):
+        print(piece.text, end="", flush=True)
+
+The compiled program of the model runs in a machine of its own for each text; a text with a seed is the same on every
+machine, alone or beside others.
+"""
+from __future__ import annotations
+
+import functools
+import math
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, Mapping, Sequence, Union
+
+import numpy as np
+
+from m3jit.api.generated import FinishReason, GeneratedText, Piece, Usage
+from m3jit.api.stop_strings import check_stops
+from m3jit.errors import Interrupted, UserError, brief
+from m3jit.models import grammar as grammars
+from m3jit.models import hosted
+from m3jit.models.grammar import Grammar
+from m3jit.models.program import Options
+from m3jit.models.provider import Models
+from m3jit.vm.context import DEFAULT_SEED
+from m3jit.vm.vm import VM
+
+Prompt = Union[str, Sequence[int], np.ndarray, Sequence[Mapping[str, Any]]]
+LARGEST = 2 ** 31 - 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a text is generated.  top_k 0, top_p 1, min_p 0, repeat_penalty 1: off.  seed None: the machine's own, the
+    same each time.  logprobs None: none; N: of each token and the N likeliest ones.  max_tokens None: as many as fit.
+    context: positions that may be used, at most the model's (None: all of them)."""
+    max_tokens: int | None = 256
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = ()
+    logprobs: int | None = None
+    context: int | None = None
+    grammar: Grammar | None = None
+
+    def checked(self) -> "Settings":
+        """These settings, with stop strings as a tuple.  UserError names the setting that is out of range."""
+        _number("temperature", self.temperature, 0, 1e6)
+        _number("top_p", self.top_p, 0, 1)
+        _number("min_p", self.min_p, 0, 1)
+        _number("repeat_penalty", self.repeat_penalty, 1e-6, 1e6)
+        _whole("top_k", self.top_k, 0, LARGEST)
+        _whole("max_tokens", self.max_tokens, 1, LARGEST, optional=True)
+        _whole("seed", self.seed, -2 ** 63, 2 ** 64 - 1, optional=True)
+        _whole("logprobs", self.logprobs, 0, hosted.BEST, optional=True)
+        _whole("context", self.context, 1, LARGEST, optional=True)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise UserError(f"grammar: a m3jit.Grammar is expected, got {type(self.grammar).__name__}")
+        return replace(self, stop=check_stops(self.stop))
+
+
+def _number(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or \
+            not low <= value <= high:
+        raise UserError(f"{name}: a number from {low:g} to {high:g} is expected, got {brief(repr(value))}")
+
+
+def _whole(name: str, value: Any, low: int, high: int, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        raise UserError(f"{name}: a whole number from {low} to {high} is expected, got {brief(repr(value))}")
+
+
+class LanguageModel:
+    """A model that generates text; made by `load_model`.  Its methods may be called from any thread."""
+
+    def __init__(self, reference: str, models: Models, backend: str, threads: int | None):
+        self.reference, self._models, self._backend, self._threads = reference, models, backend, threads
+        self.model = models.load(reference)
+        self._program = functools.lru_cache(maxsize=8)(self._compile)
+
+    @property
+    def name(self) -> str:
+        """The name in the model's file."""
+        return self.model.name
+
+    @functools.cached_property
+    def context(self) -> int:
+        """Tokens a prompt and its text may have together."""
+        return int(self.model.info("context"))
+
+    @functools.cached_property
+    def vocabulary(self) -> int:
+        """Logits the model gives for a token."""
+        return int(self.model.tensor("token_embd.weight").shape[0])
+
+    @functools.cached_property
+    def _grammars(self) -> grammars.TokenGrammars:
+        return grammars.TokenGrammars(self.model.tokenizer, self.vocabulary)
+
+    def _compile(self, repeat_penalty: float) -> Any:
+        return self._models.program(self.model, self.reference, Options(hosted=True, repeat_penalty=repeat_penalty))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, as the model's file says (with its start token where it asks for one)."""
+        return list(self.model.encode(text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids."""
+        return self.model.tokenizer.decode(tokens)
+
+    def prompt_tokens(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, or checked ids.
+
+        UserError: an empty prompt, or ids outside the vocabulary."""
+        if isinstance(prompt, str):
+            ids = self.encode(prompt)
+        else:
+            ids = [int(t) for t in prompt if isinstance(t, (int, np.integer)) and not isinstance(t, bool)]
+            if len(ids) != len(prompt):
+                raise UserError("prompt: a text or token ids are expected")
+            wrong = next((t for t in ids if not 0 <= t < self.vocabulary), None)
+            if wrong is not None:
+                raise UserError(f"prompt: token {wrong} is outside the vocabulary of {self.vocabulary}")
+        if not ids:
+            raise UserError("prompt: is empty; give at least one token")
+        return ids
+
+    def generate(self, prompt: Prompt, **settings: Any) -> "Generation":
+        """The continuation of a prompt (a text, token ids, or chat messages), as an iterator of `Piece`.
+
+        Settings: the fields of `Settings`, by name.  UserError: a setting out of range, or a prompt longer than the
+        context."""
+        try:
+            asked = Settings(**settings)
+        except TypeError:
+            unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
+            raise UserError(f"generate: no setting {unknown[0]!r}; there are "
+                            f"{', '.join(Settings.__dataclass_fields__)}") from None
+        return Generation(self.start(self.prompt_tokens(prompt), asked))
+
+    def start(self, ids: Sequence[int], settings: Settings) -> GeneratedText:
+        """A machine that is ready to run: its sinks are attached, its registers set.  Raises as `generate`."""
+        s = settings.checked()
+        context = self.context if s.context is None else min(s.context, self.context)
+        self.check_length(len(ids), context)
+        matcher = self._grammars.matcher(s.grammar) if s.grammar is not None else None
+        seed = DEFAULT_SEED if s.seed is None else (int(s.seed) + 2 ** 63) % 2 ** 64 - 2 ** 63
+        vm = VM(self._program(float(s.repeat_penalty)), self._backend, self._threads, models=self._models, files=None,
+                seed=seed, extensions=grammars.registry(matcher))
+        values = {"rTemp": float(s.temperature), "rTopP": float(s.top_p), "rMinP": float(s.min_p),
+                  "rTopK": int(min(s.top_k, self.vocabulary)), "rContext": context,
+                  "rMaxTokens": LARGEST if s.max_tokens is None else int(s.max_tokens),
+                  "rWanted": -1 if s.logprobs is None else int(s.logprobs), "rGuided": int(matcher is not None)}
+        for name in hosted.REGISTERS:
+            vm.set(name, values[name])
+        text = GeneratedText(vm, self.model, ids, check_stops(s.stop), values["rWanted"])
+        vm.set_sink("LOGPROBS", text.take_logprobs)
+        vm.push_input(np.array(ids, np.int64))
+        return text
+
+    def check_length(self, tokens: int, context: int | None = None) -> None:
+        """UserError: a prompt of so many tokens does not fit."""
+        limit = self.context if context is None else context
+        if tokens > limit:
+            raise UserError(f"the prompt has {tokens} tokens, the context {limit}"
+                            + (f" (of the model's {self.context})" if limit < self.context else "")
+                            + "; shorten the prompt" + (", or allow more context" if limit < self.context else ""))
+
+
+class Generation:
+    """A text that is being generated: an iterator of `Piece`.
+
+    `text`, `tokens`, `usage` and `finish_reason` (None until the end) say what came so far.  Leaving a loop over it does
+    not end it; `cancel` does, and so does dropping it."""
+
+    def __init__(self, generated: GeneratedText):
+        self._generated, self._pieces = generated, self._run(generated)
+        self.text = ""
+
+    def _run(self, g: GeneratedText) -> Iterator[Piece]:
+        error: BaseException | None = None
+        try:
+            for item in g.vm.output("TOKENS"):
+                g.take_token(item)
+                while g.ready:
+                    yield g.ready.popleft()
+        except Interrupted as stopped:
+            error = stopped
+        g.finish(error)
+        yield from g.ready
+
+    def __iter__(self) -> "Generation":
+        return self
+
+    def __next__(self) -> Piece:
+        piece = next(self._pieces)
+        self.text += piece.text
+        return piece
+
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids generated so far."""
+        return list(self._generated.tokens)
+
+    @property
+    def usage(self) -> Usage:
+        return self._generated.usage
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended (see `Piece`)."""
+        return self._generated.finish_reason
+
+    def cancel(self) -> None:
+        """End it before its next token, from any thread; the last piece then says "cancelled"."""
+        self._generated.vm.stop()
+
+    def result(self) -> str:
+        """All of the text, waiting for its end."""
+        for _ in self:
+            pass
+        return self.text
+
+
+def load_model(reference: str | os.PathLike = "default", *, backend: str = "auto",
+               threads: int | None = None) -> LanguageModel:
+    """A language model by the path of its file or the name it was obtained under; "default": the embedded one.
+
+    backend, threads: as `m3jit.VM`; they never change what is generated.  Raises UserError (no such model) or
+    ModelFileError (it cannot be run)."""
+    model = LanguageModel(os.fspath(reference), Models(), backend, threads)
+    model._program(1.0)                                # what is wrong with the file is said now
+    return model

@@ -1,0 +1,166 @@
+"""Constrained sampling: GRAMMAR, an extension that gives the mask of the tokens a grammar allows next (llguidance).
+
+    GRAMMAR rMask, rToken           ; rToken: the token drawn last, below 0 before the first
+    SAMPLE rToken, rLogits, MASK=rMask
+
+The grammar's state is the extension's state, a root value of the context: FORK, ABORT and RESTORE carry it.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from m3jit.errors import OperandError, UnsupportedError, UserError, brief
+from m3jit.isa.extension_rows import ROWS, add_row, make_row
+from m3jit.vm.extensions import REGISTRY, Extension, Registry
+
+NUMBER = 240                        # of the extension; programs of other people use small numbers
+VERSION = (1, 0)
+KINDS = ("json_schema", "json_object", "regex", "lark", "gbnf")
+_ANY_OBJECT = {"type": "object"}
+_LAYOUT = {"whitespace_flexible": False}         # else a model may write blanks for ever; a schema's "x-guidance" overrides
+_MISSING = "constrained generation needs llguidance, which turns grammars into token masks: pip install 'm3jit[grammar]'"
+
+
+def declare() -> None:
+    """Make the mnemonic GRAMMAR known to the assembler."""
+    if "GRAMMAR" not in ROWS:
+        add_row(make_row("GRAMMAR", NUMBER, VERSION, 1, [("token", False)], [], "The tokens a grammar allows next."))
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What a text must look like.  kind: json_schema (text: the schema), json_object (any object), regex, lark
+    (llguidance's grammar language) or gbnf (llama.cpp's)."""
+    kind: str
+    text: str = ""
+
+    @classmethod
+    def of_schema(cls, schema: Any) -> "Grammar":
+        """From a JSON schema: a dict or bool, or its text.  UserError: it is no JSON."""
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise UserError(f"JSON schema: is no JSON: {error}") from None
+        if not isinstance(schema, (dict, bool)):
+            raise UserError(f"JSON schema: an object was expected, got {brief(repr(schema))}")
+        return cls("json_schema", json.dumps(schema))
+
+
+class TokenGrammars:
+    """The grammars of one tokeniser.  vocabulary: how many logits the model gives."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int):
+        if not tokenizer.ends:
+            raise UserError("constrained generation: this model has no token that ends a text")
+        self.vocabulary = vocabulary
+        self._library = library()
+        self._tokenizer = _library_tokenizer(self._library, tokenizer, vocabulary)
+
+    def matcher(self, grammar: Grammar) -> "Matcher":
+        """The grammar at its start.  UserError says what is wrong with it."""
+        text = self._source(grammar)
+        wrong = self._library.LLMatcher.validate_grammar(text, self._tokenizer)
+        if wrong:
+            raise UserError(f"{grammar.kind}: {wrong.strip()}")
+        return Matcher(self._library.LLMatcher(self._tokenizer, text), self.vocabulary)
+
+    def _source(self, grammar: Grammar) -> str:
+        compile_ = self._library.LLMatcher
+        try:
+            if grammar.kind in ("json_schema", "json_object"):
+                schema = grammar.text if grammar.kind == "json_schema" else json.dumps(_ANY_OBJECT)
+                return compile_.grammar_from_json_schema(schema, defaults=_LAYOUT)
+            if grammar.kind == "regex":
+                return compile_.grammar_from_regex(grammar.text)
+            if grammar.kind == "lark":
+                return compile_.grammar_from_lark(grammar.text)
+            if grammar.kind == "gbnf":
+                return compile_.grammar_from_lark(_from_gbnf(grammar.text))
+        except Exception as error:                     # the library raises many kinds
+            raise UserError(f"{grammar.kind}: {error}") from None
+        raise UserError(f"no kind of grammar {grammar.kind!r}; there are {', '.join(KINDS)}")
+
+
+class Matcher:
+    """A grammar after some tokens: an immutable value."""
+    __slots__ = ("_matcher", "_vocabulary")
+
+    def __init__(self, matcher: Any, vocabulary: int):
+        self._matcher, self._vocabulary = matcher, vocabulary
+
+    def after(self, token: int) -> "Matcher":
+        """The grammar one token later.  OperandError: it does not allow the token."""
+        following = self._matcher.deep_copy()
+        if not following.consume_token(token):
+            raise OperandError(f"the grammar does not allow token {token} here: {following.get_error().strip()}")
+        return Matcher(following, self._vocabulary)
+
+    def mask(self) -> np.ndarray:
+        """BOOL [vocabulary]: the tokens that may follow; a token that ends the text among them when it may end."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise OperandError(f"the grammar failed: {self._matcher.get_error().strip()}")
+        return np.unpackbits(bits, count=self._vocabulary, bitorder="little").astype(bool)
+
+
+def extension(start: Matcher | None) -> Extension:
+    """GRAMMAR for a machine whose text begins at `start` (None: it has no grammar, and GRAMMAR traps)."""
+    def grammar(state: Matcher | None, token: int, *, immediate: bytes) -> tuple[np.ndarray, Matcher]:
+        if start is None:
+            raise OperandError("GRAMMAR: the host gave this machine no grammar")
+        now = start if state is None or token < 0 else state.after(token)
+        return now.mask(), now
+    return Extension("GRAMMAR", NUMBER, VERSION, grammar, state=True)
+
+
+def registry(start: Matcher | None) -> Registry:
+    """This process's extensions, and GRAMMAR."""
+    known = Registry()
+    for other in REGISTRY:
+        if (other.number, other.version[0]) != (NUMBER, VERSION[0]):
+            known.add(other)
+    known.add(extension(start))
+    return known
+
+
+def library() -> Any:
+    """The module llguidance.  UnsupportedError says how to install it."""
+    try:
+        import llguidance
+    except ImportError:
+        raise UnsupportedError(_MISSING) from None
+    return llguidance
+
+
+def installed() -> bool:
+    """Is the library there?"""
+    from importlib.util import find_spec
+    return find_spec("llguidance") is not None
+
+
+def _from_gbnf(text: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+    return gbnf_to_lark(text)
+
+
+def _library_tokenizer(module: Any, tokenizer: Any, vocabulary: int) -> Any:
+    from m3jit.models.vocabulary import TokenKind
+    kinds = tokenizer.vocabulary.kinds
+    hidden = [i for i in range(len(tokenizer)) if int(kinds[i]) in (TokenKind.CONTROL, TokenKind.UNKNOWN)]
+
+    class Tokens:
+        """What llguidance asks of a tokeniser."""
+        eos_token_id = sorted(tokenizer.ends)[0]
+        bos_token_id = tokenizer.bos
+        tokens = [tokenizer.decode_bytes(i, special=True) for i in range(len(tokenizer))]
+        special_token_ids = sorted({*hidden, *tokenizer.ends})
+
+        def __call__(self, text: str | bytes) -> list[int]:
+            return tokenizer.encode(text, add_bos=False, add_eos=False)
+    return module.LLTokenizer(module.TokenizerWrapper(Tokens()), n_vocab=max(vocabulary, len(tokenizer)),
+                              eos_token=sorted(tokenizer.ends))

@@ -1,0 +1,122 @@
+"""A generation program that its host steers: what a server and `m3jit.load_model` run.
+
+The same prompt loop and layers as the program of `m3jit compile`, with settings in registers instead of constants, so
+that one compiled program serves every request, and token ids instead of text for output.
+
+Registers the host sets before the run: rTemp, rTopP, rMinP (floats), rTopK, rMaxTokens, rContext (positions that may be
+used), rWanted (log-probabilities: -1 none, else how many the host looks at) and rGuided (1: a grammar masks the draw).
+Sinks it attaches: TOKENS gets each token id (8 bytes), LOGPROBS before it, when asked for, the chosen token's
+log-probability (8 bytes, a float), the `BEST` largest ones (F32) and their tokens (I64).  GRAMMAR (m3jit.models.grammar)
+keeps the grammar's state in the context root.  rFinish says at the end why the text ended.
+"""
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+from m3jit.models import grammar
+
+BEST = 20                           # alternatives a program hands out for one token
+RUNNING, STOP, LENGTH, CONTEXT, INTERRUPTED = range(5)         # rFinish
+REGISTERS = ("rTemp", "rTopP", "rMinP", "rTopK", "rMaxTokens", "rContext", "rWanted", "rGuided")
+
+Line = Callable[..., None]          # a program.Writer
+
+
+def write_prompt(w: Line, seen: bool) -> None:
+    """From the entry to the first layer: rIds holds the next chunk of the prompt, or the token just drawn.
+
+    seen: keep the tokens so far in rSeen, for a repetition penalty."""
+    w("main:")
+    w("LOADI rModel, @model")
+    w(f"LOADI rFinish, {RUNNING}")
+    w("LOADI rToken, -1", "no token drawn yet")
+    w("LOADI rMinus, -1.0")
+    w("SENSE rPrompt, USER_INPUT TEXT MODEL=rModel", "token ids of the prompt")
+    w("DIM rCount, rPrompt, 0")
+    w("COMPARE rCount, 0")
+    w("IF_EQUAL stop", "an empty prompt generates nothing")
+    if seen:
+        w("MOV rSeen, rPrompt", "tokens so far")
+    w("LOADI rPos, 0", "position of the next token")
+    w("LOADI rMade, 0", "tokens generated")
+    w("LOADI rAt, 0", "prompt tokens done")
+    w()
+    w("prompt:", "one chunk of the prompt")
+    w("SUB rLeft, rCount, rAt")
+    w("MIN rLen, rLeft, CHUNK")
+    w("SLICE rIds, rPrompt, START=rAt LEN=rLen")
+    w("ADD rAt, rAt, rLen")
+    w()
+    w("forward:", "rIds [T] -> rX [T, width]")
+    w("ADD rNext, rPos, rLen")
+    w("COMPARE rNext, rContext")
+    w("IF_GREATER full")
+
+
+def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], vocabulary: int, penalty: float) -> None:
+    """From the last layer to the end: draw, hand out, go round.
+
+    head: writes rX [1, width] -> rLogits.  ends: the tokens that end a text (constants EOS_0 .. of the program)."""
+    grammar.declare()
+    w()
+    w("head:")
+    w("MOV rPos, rNext")
+    w("COMPARE rAt, rCount")
+    w("IF_LESS prompt", "more of the prompt to come")
+    w("SLICE rX, rX, START=-1 LEN=1", "the last token's row")
+    head()
+    history = ", rSeen" if penalty != 1.0 else ""
+    settings = "TEMP=rTemp TOP_K=rTopK TOP_P=rTopP MIN_P=rMinP" + (f" PENALTY={penalty!r}" if history else "")
+    w("COMPARE rGuided, 0")
+    w("IF_EQUAL free")
+    w("GRAMMAR rMask, rToken", "the tokens that may follow")
+    w(f"SAMPLE rToken, rLogits{history} MASK=rMask {settings}")
+    w("JUMP drawn")
+    w("free:")
+    w(f"SAMPLE rToken, rLogits{history} {settings}")
+    w("drawn:")
+    if history:
+        w("TENSOR rLast, rToken SHAPE=[1] I64")
+        w("CONCAT rSeen, rSeen, rLast", "the penalty looks at the last 64 of them")
+    for i in range(len(ends)):
+        w(f"COMPARE rToken, EOS_{i}")
+        w("IF_EQUAL stop")
+    w("ADD rMade, rMade, 1")
+    w("COMPARE rWanted, 0")
+    w("IF_LESS emit")
+    _write_logprobs(w, min(BEST, vocabulary))
+    w()
+    w("emit:")
+    w('STREAM rToken, SINK RAW NAME="TOKENS"')
+    w("COMPARE rMade, rMaxTokens")
+    w("IF_GREATER_EQUAL length")
+    w("IF_INTERRUPT interrupted")
+    w("MOV rIds, rToken")
+    w("LOADI rLen, 1")
+    w("JUMP forward")
+    for label, value in (("stop", STOP), ("length", LENGTH), ("full", CONTEXT), ("interrupted", INTERRUPTED)):
+        w()
+        w(f"{label}:")
+        w(f"LOADI rFinish, {value}")
+        w("HALT")
+
+
+def _write_logprobs(w: Line, best: int) -> None:
+    """log softmax of rLogits: x - max - log(sum(exp(x - max))), in the logits' own arithmetic."""
+    w()
+    w("logprobs:", "log softmax of the logits that were drawn from")
+    w("REDUCE rMost, rLogits, MAX")
+    w("GETELEM rMost, rMost")
+    w("MUL rMost, rMost, rMinus")
+    w("ADD rLog, rLogits, rMost")
+    w("EXP rSum, rLog")
+    w("REDUCE rSum, rSum, SUM")
+    w("LOG rSum, rSum")
+    w("GETELEM rSum, rSum")
+    w("MUL rSum, rSum, rMinus")
+    w("ADD rLog, rLog, rSum")
+    w("GETELEM rChosen, rLog, INDEX=rToken")
+    w(f"TOPK rBest, rLog, rBestIds K={best} AXIS=-1")
+    w('STREAM rChosen, SINK RAW NAME="LOGPROBS"')
+    w('STREAM rBest, SINK TENSOR NAME="LOGPROBS"')
+    w('STREAM rBestIds, SINK TENSOR NAME="LOGPROBS"')
