@@ -12,10 +12,10 @@ from typing import Iterator
 
 import click
 
-NAMES = ("numpy", "llvmlite", "gguf", "tokenizers", "xxhash", "click")
+NAMES = ("numpy", "llvmlite", "gguf", "tokenizers", "jinja2", "xxhash", "click")
 EXTRAS = {"numba": "backend numba: pip install 'm3jit[numba]'",
           "pyopencl": "OpenCL kernels: pip install 'm3jit[opencl]'",
-          "cuda-core": "CUDA devices: pip install 'm3jit[cuda]'", "jinja2": "run --chat: pip install 'm3jit[chat]'"}
+          "cuda-core": "CUDA devices: pip install 'm3jit[cuda]'"}
 Row = tuple[str, str]
 
 

@@ -26,7 +26,7 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
 @sampling_options
 @click.option("--seed", type=click.IntRange(-2 ** 63, 2 ** 64 - 1), metavar="N",
               help="Seed of the random stream [the same each time].")
-@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template (needs jinja2).")
+@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option("--system", metavar="TEXT", help="System message for --chat.")
 @click.option("--bind", "-b", "bindings", multiple=True, metavar="rX=VALUE",
               help='Set a register first: 5, 0.5, "text", [[1, 2], [3, 4]], f32[4, 8] (zeros), @FILE.npy.')

@@ -5,6 +5,8 @@ Same members as `tokenizer.Tokenizer`, which reads GGUF files.
 from __future__ import annotations
 
 import os
+import re
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +40,7 @@ class FolderTokenizer:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         folder = Path(path)
         self.path = os.fspath(folder / FILE_NAME)
+        self._lock = threading.Lock()
         self.json = read_json(folder / FILE_NAME, MAX_FILE_BYTES)
         self._config = read_json(folder / "tokenizer_config.json") \
             if (folder / "tokenizer_config.json").is_file() else {}
@@ -125,8 +128,23 @@ class FolderTokenizer:
     # Encoding and decoding.
 
     def _encode(self, text: str, frame: bool, special: bool = False) -> list[int]:
-        self._tokenizer.encode_special_tokens = not special
-        return self._tokenizer.encode(text, add_special_tokens=frame).ids
+        with self._lock:                               # the setting is the library object's, not the call's
+            self._tokenizer.encode_special_tokens = not special
+            return self._tokenizer.encode(text, add_special_tokens=frame).ids
+
+    def control_texts(self) -> list[str]:
+        """The texts of the tokens that plain text never becomes."""
+        return [self.vocabulary.texts[token] for token in self._hidden]
+
+    @cached_property
+    def _controls(self) -> re.Pattern[str]:
+        texts = sorted(filter(None, self.control_texts()), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, texts)) or '(?!)'})")
+
+    def split_control(self, text: str) -> list[str | int]:
+        """The text cut at control tokens: their ids, and the pieces between them."""
+        pieces = self._controls.split(text)
+        return [self.vocabulary.ids[piece] if number % 2 else piece for number, piece in enumerate(pieces) if piece]
 
     def encode(self, text: str | bytes, special: bool = False, add_bos: bool | None = None,
                add_eos: bool | None = None) -> list[int]:

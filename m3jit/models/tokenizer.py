@@ -93,6 +93,14 @@ class Tokenizer:
         kinds = self.vocabulary.kinds
         return [(text, token, int(kinds[token]) in _HIDDEN) for text, token in self.vocabulary.partition_order()]
 
+    def control_texts(self) -> list[str]:
+        """The texts of the tokens that plain text never becomes."""
+        return [text for text, _, hidden in self._partition if hidden]
+
+    def split_control(self, text: str) -> list[str | int]:
+        """The text cut at control and user-defined tokens: their ids, and the pieces between them."""
+        return self._split(text, True)
+
     def _split(self, text: str, special: bool) -> list[str | int]:
         """Cut whole-text tokens out: the longest such token first, everywhere, then the next in what is left."""
         pieces: list[str | int] = [text] if text else []

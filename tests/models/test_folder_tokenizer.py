@@ -6,6 +6,7 @@ import json
 import pytest
 from folder_tokenizers import byte_pairs, word_pieces
 
+from m3jit.models.chat_template import ChatTemplate
 from m3jit.models.folder_tokenizer import FolderTokenizer
 from m3jit.models.model_error import ModelFileError
 
@@ -52,3 +53,13 @@ def test_a_damaged_file_is_refused(tmp_path, text, message):
     with pytest.raises(ModelFileError, match=message):
         tokenizer = FolderTokenizer(tmp_path)
         assert tokenizer.encode("a") and len(tokenizer)
+
+
+def test_a_chat_template_keeps_control_tokens_of_messages_as_text(tmp_path):
+    byte_pairs(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|end|>")
+    tokenizer = FolderTokenizer(tmp_path)
+    assert tokenizer.control_texts() and tokenizer.split_control("a<|end|><|end|>b") == ["a", 258, 258, "b"]
+    tokens = ChatTemplate(tokenizer).tokens([{"role": "user", "content": "the <|end|>"}])
+    assert tokens.count(258) == 1 and tokens[-1] == 258
+    assert tokens[:-1] == tokenizer.encode("the <|end|>", add_bos=False, add_eos=False)

@@ -1,0 +1,266 @@
+"""Conversations as a model was trained to read them: the chat template of a model file, filled in.
+
+A template is a jinja2 text.  It runs in jinja2's immutable sandbox with what templates of model files use: the
+variables `messages`, `tools`, `documents`, `add_generation_prompt`, `bos_token`, `eos_token`, `unk_token`, `pad_token`
+and the caller's own (such as `enable_thinking`), `raise_exception(text)`, `strftime_now(format)`, `tojson`, `break` and
+`continue`, and `{% generation %}` blocks.
+
+Control tokens of the template become tokens; those written in messages or tools stay characters.
+"""
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Mapping, Protocol, Sequence
+
+from m3jit.errors import UserError, brief
+from m3jit.models.model_error import ModelFileError
+
+Message = Mapping[str, Any]
+LARGEST_PRODUCT = 1_000_000         # characters or items that `*` may make inside a template
+LARGEST_POWER = 4096                # bits of what `**` may make
+_FILE = "<template>"                # what jinja2 calls a template without a file in tracebacks
+# What a broken template, or one that is given what it did not expect, raises.
+_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError, AttributeError, MemoryError)
+
+
+class _Refusal(Exception):
+    """What `raise_exception` of a template raises."""
+
+
+class ChatTokenizer(Protocol):
+    """What a template needs of a tokeniser (`Tokenizer`, `FolderTokenizer`)."""
+    path: Any
+    chat_template: str | None
+    adds_bos: bool
+    bos: int | None
+    eos: int | None
+
+    def encode(self, text: str, special: bool = False, add_bos: bool | None = None,
+               add_eos: bool | None = None) -> list[int]: ...
+    def split_control(self, text: str) -> list[str | int]: ...
+    def control_texts(self) -> Sequence[str]: ...
+
+
+class ChatTemplate:
+    """The chat template of a model, or `source` in its place.  UserError when there is none, ModelFileError naming the
+    line when it cannot be read (an unknown tag or filter, a syntax error)."""
+
+    def __init__(self, tokenizer: ChatTokenizer, source: str | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.source = source if source is not None else tokenizer.chat_template
+        if not self.source:
+            raise UserError(f"{tokenizer.path}: has no chat template (metadata key 'tokenizer.chat_template'), so it "
+                            "was not made for conversations; run it without --chat, or give it a prompt as text")
+        from jinja2 import TemplateSyntaxError
+        try:
+            self._template = _environment().from_string(self.source)
+        except TemplateSyntaxError as error:
+            raise ModelFileError(tokenizer.path, brief(error.message or str(error)).removesuffix("."),
+                                 item=f"chat template, line {error.lineno}",
+                                 expected="jinja2 with loop controls and generation blocks") from None
+
+    # Filling in.
+
+    def text(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
+             add_generation_prompt: bool = True, now: datetime | None = None, **variables: Any) -> str:
+        """The conversation as text, ending with the start of an answer when `add_generation_prompt`.
+
+        messages: {"role": "system" | "user" | "assistant" | "tool", "content": text or a list of text parts, and what
+        templates know of besides: "tool_calls", "name", ...}.  now: the time `strftime_now` tells (None: the clock's).
+        UserError: a message without a role, content that is no text, or what the template itself refuses;
+        ModelFileError: the template fails, with its line."""
+        return self._render(checked(messages), tools, add_generation_prompt, now, variables)
+
+    def tokens(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
+               add_generation_prompt: bool = True, now: datetime | None = None, **variables: Any) -> list[int]:
+        """`text` as token ids.  The start token comes first where the file asks for one, and once."""
+        messages = checked(messages)
+        guard = _Guard(self.tokenizer.control_texts(), [self.source, messages, tools, variables])
+        text = self._render(guard.mark(messages), guard.mark(tools), add_generation_prompt, now, guard.mark(variables))
+        tokenizer = self.tokenizer
+        if not guard.used:
+            ids = tokenizer.encode(text, special=True, add_bos=False, add_eos=False)
+        else:
+            ids = []
+            for piece in tokenizer.split_control(text):
+                ids += [piece] if isinstance(piece, int) else \
+                    tokenizer.encode(guard.clear(piece), special=False, add_bos=False, add_eos=False)
+        if tokenizer.adds_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
+            ids = [tokenizer.bos, *ids]
+        return ids
+
+    def _render(self, messages: Any, tools: Any, add_generation_prompt: bool, now: datetime | None,
+                variables: Mapping[str, Any]) -> str:
+        from jinja2 import TemplateError
+        moment = now or datetime.now()
+        given = {**self._special, "documents": None, **variables, "messages": messages, "tools": tools or None,
+                 "add_generation_prompt": add_generation_prompt, "strftime_now": moment.strftime}
+        try:
+            return self._template.render(**given)
+        except _Refusal as refusal:
+            raise UserError(f"{self.tokenizer.path}: the chat template (line {_line_of(refusal)}) refuses the "
+                            f"conversation: {brief(str(refusal))}") from None
+        except (TemplateError, *_FAILURES) as error:
+            raise ModelFileError(self.tokenizer.path, f"fails: {brief(str(error) or type(error).__name__)}",
+                                 item=f"chat template, line {_line_of(error)}") from None
+
+    @cached_property
+    def _special(self) -> dict[str, str]:
+        """The texts of special tokens, as templates name them; "" for those the model lacks."""
+        vocabulary: Any = getattr(self.tokenizer, "vocabulary", None)
+        found = {}
+        for name, attribute in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+            token = getattr(self.tokenizer, attribute, None)
+            token = getattr(vocabulary, attribute, None) if token is None else token
+            found[f"{name}_token"] = "" if token is None else str(vocabulary.texts[token])
+        return found
+
+
+def _environment() -> Any:
+    """What a template may use."""
+    from jinja2.ext import loopcontrols
+    environment = _sandbox()(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_blocks()])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    return environment
+
+
+def _refuse(message: Any) -> None:
+    raise _Refusal(str(message))
+
+
+def checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: text parts joined by line feeds, arguments of tool calls as objects.
+
+    UserError names the message that is malformed."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise UserError(f"messages: a list of messages is expected, got {type(messages).__name__}")
+    return [_checked(message, f"message {number}") for number, message in enumerate(messages, 1)]
+
+
+def _checked(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise UserError(f'{where}: {{"role": "user", "content": "..."}} is expected, got {brief(repr(message))}')
+    made = dict(message)
+    content = made.get("content")
+    if content is not None and not isinstance(content, str):
+        parts = content if isinstance(content, (list, tuple)) else [content]
+        wrong = next((part for part in parts if not (isinstance(part, Mapping) and part.get("type") == "text"
+                                                     and isinstance(part.get("text"), str))), None)
+        if wrong is not None:
+            raise UserError(f"{where}: its content is {brief(repr(wrong))}; only text is taken")
+        made["content"] = "\n".join(part["text"] for part in parts)
+    elif content is None:
+        made["content"] = ""
+    if made.get("tool_calls"):
+        made["tool_calls"] = [_tool_call(call, where) for call in made["tool_calls"]]
+    return made
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    """OpenAI's clients write the arguments as JSON text; templates write objects out themselves."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UserError(f'{where}: a tool call is {{"function": {{"name": "...", "arguments": {{}}}}}}, got '
+                        f"{brief(repr(call))}")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            raise UserError(f"{where}: the arguments of {function['name']!r} are no JSON: {brief(arguments)}") from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+class _Guard:
+    """Keeps control tokens that are written in messages from being read as such.
+
+    A mark, a private character that occurs nowhere, goes behind the first character of each such text, and between the
+    ends of a message and the template where both together could spell one.  Marks travel through the template with
+    the text and are taken out of the pieces between control tokens.  A control token of one character gets a private
+    character in its place."""
+
+    def __init__(self, controls: Sequence[str], given: Any) -> None:
+        self.used = False
+        whole = repr(given)                            # private characters are written \\ue000 there
+        private = (chr(point) for point in range(0xE000, 0xF900) if f"\\u{point:x}" not in whole)
+        self._mark = next(private)
+        singles = {ord(text): next(private) for text in controls if len(text) == 1}
+        self._singles = singles
+        self._clear = {ord(new): chr(old) for old, new in singles.items()} | {ord(self._mark): ""}
+        longer = sorted((text for text in controls if len(text) > 1), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longer)) or "(?!)")
+        self._heads = {text[:size] for text in longer for size in range(1, len(text))}
+        self._tails = {text[size:] for text in longer for size in range(1, len(text))}
+        self._longer, self._longest = longer, len(longer[0]) if longer else 0
+
+    def mark(self, value: Any) -> Any:
+        """`value` with every text in it marked; keys, roles and types only where they hold a whole control token."""
+        if isinstance(value, str):
+            return self._marked(value, ends=True)
+        if isinstance(value, Mapping):
+            return {self._marked(str(key), ends=False):
+                    self._marked(item, ends=False) if key in ("role", "type") and isinstance(item, str) else self.mark(item)
+                    for key, item in value.items()}
+        return [self.mark(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    def _marked(self, text: str, ends: bool) -> str:
+        made = self._pattern.sub(lambda found: found[0][0] + self._mark + found[0][1:], text).translate(self._singles)
+        if ends:
+            sizes = range(1, min(self._longest, len(text) + 1))
+            inside = any(text in control for control in self._longer)
+            before = inside or any(text[:size] in self._tails for size in sizes)
+            after = inside or any(text[-size:] in self._heads for size in sizes)
+            made = self._mark * before + made + self._mark * after
+        self.used = self.used or made != text
+        return made
+
+    def clear(self, text: str) -> str:
+        """The text without marks."""
+        return text.translate(self._clear)
+
+
+def _line_of(error: BaseException) -> int:
+    """The template's line that was running; the innermost, as a macro's line says more than its call's."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _FILE]
+    return next((line for line in reversed(lines) if line), 0)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
+             separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _sandbox() -> type:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """jinja2's sandbox, in which `*` and `**` make nothing huge."""
+        intercepted_binops = frozenset(["*", "**"])
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            sizes = [len(v) if isinstance(v, (str, list, tuple)) else abs(v) for v in (left, right)
+                     if isinstance(v, (str, list, tuple, int, float))]
+            numbers = all(isinstance(v, (int, float)) for v in (left, right))
+            if len(sizes) == 2 and (not numbers and sizes[0] * sizes[1] > LARGEST_PRODUCT or operator == "**" and
+                                    int(sizes[0]).bit_length() * sizes[1] > LARGEST_POWER):
+                raise SecurityError(f"{operator} would make something huge")
+            return super().call_binop(context, operator, left, right)
+    return Sandbox
+
+
+def _generation_blocks() -> type:
+    from jinja2.ext import Extension
+
+    class GenerationBlocks(Extension):
+        """`{% generation %} ... {% endgeneration %}` marks what a model is trained on; here it is only its content."""
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    return GenerationBlocks
