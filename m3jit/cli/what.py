@@ -46,8 +46,10 @@ def find(name: str | None) -> What:
     if name is None or name == DEFAULT and not os.path.exists(name):
         return What("model", DEFAULT)
     if os.path.isdir(name):
-        raise UserError(f"{name}: is a directory; give a program (.m3b, .m3asm), a model file (.gguf) or the name of a "
-                        "model")
+        if os.path.isfile(os.path.join(name, "config.json")):
+            return What("model", nameable(name, "the name of a model's folder"))
+        raise UserError(f"{name}: is a directory without a config.json; give a program (.m3b, .m3asm), a model file "
+                        "(.gguf), a model's folder or the name of a model")
     if os.path.exists(name):
         with open(name, "rb") as file:
             magic = file.read(4)

@@ -1,4 +1,4 @@
-"""Model files as the machine sees them: `GGUFModel` (m3jit.vm.models.Model) and the provider that finds them."""
+"""Models as the machine sees them: `SourceModel` (m3jit.vm.models.Model) and the provider that finds them."""
 from __future__ import annotations
 
 import os
@@ -11,8 +11,11 @@ from m3jit.errors import UserError
 from m3jit.isa.types import DTYPES, Tensor
 from m3jit.models import store
 from m3jit.models.architectures import ARCHITECTURES
+from m3jit.models.folder_tokenizer import FolderTokenizer
 from m3jit.models.gguf_file import GGUFFile
+from m3jit.models.hf_folder import HFFolder
 from m3jit.models.model_error import ModelFileError
+from m3jit.models.model_source import Source
 from m3jit.models.program import Options
 from m3jit.models.tokenizer import Tokenizer
 
@@ -21,21 +24,31 @@ _INFO = {"layers": "block_count", "heads": "attention.head_count", "kv_heads": "
          "embedding": "embedding_length", "context": "context_length"}
 
 
-class GGUFModel:
-    """A GGUF file: weights by name (no copy), its tokeniser, facts.  An immutable value."""
+def is_model_folder(path: str | os.PathLike) -> bool:
+    """Whether a path is a folder with a config.json, as models of Hugging Face are."""
+    return os.path.isfile(os.path.join(path, "config.json"))
+
+
+def open_source(path: str | os.PathLike) -> Source:
+    """The model at a path: a Hugging Face folder, or a GGUF file.  ModelFileError when it is neither."""
+    return HFFolder(path) if os.path.isdir(path) else GGUFFile(path)
+
+
+class SourceModel:
+    """A GGUF file or a folder: weights by name (no copy), its tokeniser, facts.  An immutable value."""
 
     def __init__(self, path: str | os.PathLike):
-        self.file = GGUFFile(path)
+        self.file = open_source(path)
         self.path = Path(path)
         self.architecture = self.file.value("general.architecture", str)
         self.name = self.file.value("general.name", str, default=self.path.stem)
         self._tensors: dict[str, Tensor] = {}
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: Tokenizer | FolderTokenizer | None = None
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer | FolderTokenizer:
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self.file)
+            self._tokenizer = FolderTokenizer(self.path) if self.path.is_dir() else Tokenizer(self.file)
         return self._tokenizer
 
     def tensor(self, name: str) -> Tensor:
@@ -81,18 +94,18 @@ class GGUFModel:
 
 
 class Models:
-    """The provider (m3jit.vm.models.ModelProvider): files, obtained models by name, "default"."""
+    """The provider (m3jit.vm.models.ModelProvider): files, folders, obtained models by name, "default"."""
 
     def __init__(self, options: Options | None = None):
         self.options = options or Options()
-        self._loaded: dict[str, GGUFModel] = {}
+        self._loaded: dict[str, SourceModel] = {}
 
     def find(self, reference: str) -> Path:
-        """The file a reference means; UserError says what was looked for."""
+        """The file or folder a reference means; UserError says what was looked for."""
         if reference == "default":
             return DEFAULT_MODEL
         path = Path(reference)
-        if path.is_file():
+        if path.is_file() or is_model_folder(path):
             return path
         try:
             stored = store.path(reference)
@@ -103,11 +116,11 @@ class Models:
         raise UserError(f"model {reference!r}: no such file, and no model of that name was obtained; "
                         f"`m3jit model list` shows what there is, `m3jit model get NAME` obtains one")
 
-    def load(self, reference: str, quant: str = "") -> GGUFModel:
+    def load(self, reference: str, quant: str = "") -> SourceModel:
         path = self.find(reference)
         key = str(path.resolve())
         if key not in self._loaded:
-            self._loaded[key] = GGUFModel(path)
+            self._loaded[key] = SourceModel(path)
         model = self._loaded[key]
         if quant:
             types = {t.ggml_type.name for t in model.file.tensors.values() if len(t.shape) == 2}
@@ -115,7 +128,7 @@ class Models:
                 raise UserError(f"{path}: has weight matrices of {', '.join(sorted(types))}, QUANT={quant} was asked for")
         return model
 
-    def assembly(self, model: GGUFModel, reference: str | None = None, options: Options | None = None) -> str:
+    def assembly(self, model: SourceModel, reference: str | None = None, options: Options | None = None) -> str:
         """The model as assembly text."""
         make = ARCHITECTURES.get(model.architecture)
         if make is None:
@@ -124,10 +137,10 @@ class Models:
         return make(model.file, reference or str(model.path.resolve()), options or self.options,
                     sorted(model.tokenizer.ends))
 
-    def program(self, model: GGUFModel, reference: str | None = None, options: Options | None = None) -> Any:
+    def program(self, model: SourceModel, reference: str | None = None, options: Options | None = None) -> Any:
         """The model as a `Program`."""
         from m3jit.frontend import assemble
         return assemble(self.assembly(model, reference, options), f"{model.path.stem}.m3asm")
 
-    def compile(self, model: GGUFModel) -> bytes:
+    def compile(self, model: SourceModel) -> bytes:
         return self.program(model).to_bytes()

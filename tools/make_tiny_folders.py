@@ -1,0 +1,256 @@
+"""Write tiny random models as Hugging Face folders, and store what transformers computes with them.
+
+Weights come from SplitMix64 over (seed, tensor name, element number), as in `make_tiny_models.py`, so folders are a pure
+function of the seed; they are made where they are needed and never stored. tests/oracles/folder_logits.json.gz holds
+the SHA-256 of each folder's weights and what transformers (float32 and float64, eager attention) computes.
+
+    python tools/make_tiny_folders.py DIRECTORY [--name NAME ...]
+    python tools/make_tiny_folders.py --oracle tests/oracles/folder_logits.json.gz [--check]   (needs transformers)
+"""
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import struct
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from make_tiny_models import uniform  # noqa: E402
+
+SEED = 20261
+PROMPT = [84, 104, 101, 32, 114, 105, 118, 101, 114, 32, 114, 117, 110, 115, 32, 116, 111, 32, 115, 101, 97, 0, 255]
+BASE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 96, "max_position_embeddings": 128, "vocab_size": 264, "rms_norm_eps": 1e-5,
+        "eos_token_id": 258, "pad_token_id": None}
+GEMMA = BASE | {"head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 6, "rms_norm_eps": 1e-6,
+                "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+
+# Name -> (how tensors are stored, files, config.json).
+FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "llama": ("F32", 1, BASE | {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rope_theta": 500.0,
+        "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32}}),
+    "llama-bf16": ("BF16", 2, BASE | {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rope_theta": 10000.0,
+        "tie_word_embeddings": True, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "mistral": ("F16", 1, BASE | {
+        "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "sliding_window": 5,
+        "head_dim": 24, "rope_theta": 10000.0, "tie_word_embeddings": False}),
+    "qwen2": ("F32", 1, BASE | {
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "rope_theta": 10000.0,
+        "use_sliding_window": False, "sliding_window": 8, "tie_word_embeddings": True}),
+    "qwen3": ("F32", 1, BASE | {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "head_dim": 32,
+        "attention_bias": False, "rope_theta": 1000000.0, "tie_word_embeddings": False}),
+    "gemma2": ("F32", 1, GEMMA | {
+        "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 6.0, "num_hidden_layers": 3, "rope_theta": 10000.0}),
+    "gemma3": ("F32", 1, GEMMA | {
+        "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}),
+    "phi3": ("F32", 1, BASE | {
+        "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_act": "silu", "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "sliding_window": None}),
+    "phi3-long": ("F32", 1, BASE | {
+        "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_act": "silu", "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "sliding_window": 9, "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 16, "rope_scaling": {
+            "type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0]}}),
+    "olmo2": ("F32", 1, BASE | {
+        "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_act": "silu", "rope_theta": 500000.0,
+        "attention_bias": False, "tie_word_embeddings": False}),
+    "bert": ("F32", 1, {
+        "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": 64, "vocab_size": 264,
+        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 0}),
+}
+
+
+def shapes(name: str) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape, as transformers saves such a model."""
+    config = FOLDERS[name][2]
+    kind, width, vocab = config["model_type"], config["hidden_size"], config["vocab_size"]
+    if kind == "bert":
+        return bert_shapes(config)
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, width), "model.norm.weight": (width,)}
+    if not config["tie_word_embeddings"]:
+        found["lm_head.weight"] = (vocab, width)
+    for i in range(config["num_hidden_layers"]):
+        found |= {f"model.layers.{i}.{part}": shape for part, shape in layer_shapes(config).items()}
+    return found
+
+
+def layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    kind, width, ffn = config["model_type"], config["hidden_size"], config["intermediate_size"]
+    dim = config.get("head_dim", width // config["num_attention_heads"])
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    found: dict[str, tuple[int, ...]] = {"self_attn.o_proj.weight": (width, q), "mlp.down_proj.weight": (width, ffn)}
+    if kind == "phi3":
+        found |= {"self_attn.qkv_proj.weight": (q + 2 * kv, width), "mlp.gate_up_proj.weight": (2 * ffn, width)}
+    else:
+        found |= {f"self_attn.{n}_proj.weight": (rows, width) for n, rows in (("q", q), ("k", kv), ("v", kv))}
+        found |= {f"mlp.{n}_proj.weight": (ffn, width) for n in ("gate", "up")}
+    if kind == "qwen2":
+        found |= {f"self_attn.{n}_proj.bias": (rows,) for n, rows in (("q", q), ("k", kv), ("v", kv))}
+    if config.get("attention_bias"):
+        found |= {f"self_attn.{n}_proj.bias": (rows,) for n, rows in (("q", q), ("k", kv), ("v", kv), ("o", width))}
+    if config.get("mlp_bias"):
+        found |= {f"mlp.{n}_proj.bias": (rows,) for n, rows in (("gate", ffn), ("up", ffn), ("down", width))}
+    if kind in ("qwen3", "gemma3_text"):
+        found |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+    if kind == "olmo2":
+        found |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
+    norms = ["post_attention_layernorm"] + (["input_layernorm"] if kind != "olmo2" else [])
+    norms += ["post_feedforward_layernorm"] if kind in ("olmo2", "gemma2", "gemma3_text") else []
+    norms += ["pre_feedforward_layernorm"] if kind in ("gemma2", "gemma3_text") else []
+    return found | {f"{norm}.weight": (width,) for norm in norms}
+
+
+def bert_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, ffn = config["hidden_size"], config["intermediate_size"]
+    found: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width),
+        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], width),
+        "pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
+    norms = ["embeddings.LayerNorm"]
+    for i in range(config["num_hidden_layers"]):
+        b = f"encoder.layer.{i}."
+        norms += [b + "attention.output.LayerNorm", b + "output.LayerNorm"]
+        for part, rows, columns in (("attention.self.query", width, width), ("attention.self.key", width, width),
+                                    ("attention.self.value", width, width), ("attention.output.dense", width, width),
+                                    ("intermediate.dense", ffn, width), ("output.dense", width, ffn)):
+            found |= {f"{b}{part}.weight": (rows, columns), f"{b}{part}.bias": (rows,)}
+    return found | {f"{norm}.{kind}": (width,) for norm in norms for kind in ("weight", "bias")}
+
+
+def values(name: str, tensor: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Random float32 weights: matrices of a size that keeps activations near 1, gains around 1 (gemma: 1 + w), biases
+    around 0."""
+    drawn = uniform(SEED, f"{name}/{tensor}", int(np.prod(shape))).reshape(shape)
+    if "norm" in tensor.lower() and tensor.endswith("weight"):
+        return (0.5 * drawn + (0.0 if name.startswith("gemma") else 1.0)).astype(np.float32)
+    if tensor.endswith("bias"):
+        return (0.3 * drawn).astype(np.float32)
+    scale = 3.0 if "lm_head" in tensor else 1.5
+    spread = 1.0 if "embed" in tensor else scale * 3.0**0.5 / shape[-1]**0.5
+    return (spread * drawn).astype(np.float32)
+
+
+def stored(weights: np.ndarray, dtype: str) -> bytes:
+    """The bytes of float32 weights in a storage type; BF16 by nearest even."""
+    if dtype == "BF16":
+        bits = weights.view(np.uint32)
+        return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16).tobytes()
+    return weights.astype({"F32": np.float32, "F16": np.float16}[dtype]).tobytes()
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
+    """Write a .safetensors file: name -> (dtype, shape, bytes)."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(raw)]}
+        at += len(raw)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(raw for _, _, raw in tensors.values()))
+
+
+def write_folder(folder: Path, name: str) -> Path:
+    """Write config.json and the weights of one model; no tokeniser."""
+    dtype, files, config = FOLDERS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    tensors = {tensor: (dtype, shape, stored(values(name, tensor, shape), dtype))
+               for tensor, shape in shapes(name).items()}
+    if files == 1:
+        write_safetensors(folder / "model.safetensors", tensors)
+        return folder
+    places = {tensor: f"model-{1 + i % files:05}-of-{files:05}.safetensors" for i, tensor in enumerate(tensors)}
+    for part in sorted(set(places.values())):
+        write_safetensors(folder / part, {t: tensors[t] for t in tensors if places[t] == part})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({
+        "metadata": {"total_size": sum(len(raw) for _, _, raw in tensors.values())}, "weight_map": places}))
+    return folder
+
+
+def build(directory: Path | str, names: tuple[str, ...] = tuple(FOLDERS)) -> dict[str, Path]:
+    """Write the models `names` as DIRECTORY/NAME; returns name -> folder."""
+    return {name: write_folder(Path(directory) / name, name) for name in names}
+
+
+def sha256(folder: Path) -> str:
+    """SHA-256 of the folder's weights."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def oracle_row(folder: Path) -> dict[str, Any]:
+    """What transformers computes: last logits (bert: hidden states), in float32, and their distance from float64."""
+    import torch
+    import transformers
+
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        encoder = json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+        kind = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
+        model, loading = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
+                                              output_loading_info=True)
+        assert not any(loading.values()), loading
+        with torch.no_grad():
+            out = model.eval()(torch.tensor([PROMPT]))
+        found[dtype] = (out.last_hidden_state if encoder else out.logits)[0].double().numpy()
+    single, exact = found.values()
+    kept = exact if encoder else exact[-1:]
+    row = {"sha256": sha256(folder), "float32_error": float(np.abs(single - exact).max()),
+           "logits": [[round(v, 6) for v in line] for line in kept.tolist()], "best": exact.argmax(axis=1).tolist()}
+    return row
+
+
+def oracle() -> dict[str, Any]:
+    import transformers
+    with tempfile.TemporaryDirectory() as folder:
+        return {"transformers": transformers.__version__, "prompt": PROMPT,
+                "models": {name: oracle_row(path) for name, path in build(folder).items()}}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write tiny random Hugging Face folders.")
+    parser.add_argument("directory", type=Path, nargs="?")
+    parser.add_argument("--name", dest="names", action="append", choices=tuple(FOLDERS), help="this one (repeatable)")
+    parser.add_argument("--oracle", type=Path, metavar="FILE", help="store what transformers computes")
+    parser.add_argument("--check", action="store_true", help="compare with the stored file instead of writing it")
+    options = parser.parse_args(arguments)
+    if options.directory:
+        for path in build(options.directory, tuple(options.names or FOLDERS)).values():
+            print(f"{sha256(path)}  {path}")
+    if options.oracle:
+        found = oracle()
+        if options.check:
+            before = json.loads(gzip.decompress(options.oracle.read_bytes()))["models"]
+            apart = {name: float(np.abs(np.array(row["logits"]) - np.array(before[name]["logits"])).max())
+                     for name, row in found["models"].items()}
+            print(apart)
+            return int(max(apart.values()) > 1e-5)
+        options.oracle.write_bytes(gzip.compress(json.dumps(found).encode(), mtime=0))
+        for name, row in found["models"].items():
+            print(f"{name:12} float32 error {row['float32_error']:.2g}, std {np.std(row['logits']):.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
