@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Protocol, Sequence
 
+import numpy as np
+
 from m3jit.models import hosted
 from m3jit.models.model_source import BLOCK_TYPES, Shapes, Source, check_tensors
 
@@ -39,19 +41,26 @@ class Writer:
     def __init__(self, source: Source, options: Options):
         self.source, self.options = source, options
         self.lines: list[str] = []
+        self.constants: dict[str, list[float]] = {}
 
     def __call__(self, text: str = "", comment: str = "") -> None:
         line = f"    {text}" if text and not text.endswith(":") and not text.startswith((".", ";")) else text
         self.lines.append(f"{line:<58}; {comment}" if comment else line)
 
     def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
+        data = [f"{name}: .f32 [{', '.join(map(repr, values))}]" for name, values in self.constants.items()]
+        return "\n".join(self.lines + (["", ".data", *data] if data else [])) + "\n"
 
     def has(self, name: str) -> bool:
         return name in self.source.tensors
 
     def weight(self, register: str, name: str) -> None:
         self(f"LOADI {register}, @model:{name}")
+
+    def constant(self, register: str, name: str, values: Sequence[float]) -> None:
+        """register = an F32 vector that is written into the program's data as `name`."""
+        self.constants[name] = [float(np.float32(v)) for v in values]
+        self(f"LOADI {register}, @{name}")
 
     def precision(self, name: str) -> str:
         """How products with the weight `name` compute."""
@@ -86,6 +95,15 @@ class Writer:
     def residual(self, x: str = "rX", h: str = "rH") -> None:
         self(f"ADD {x}, {x}, {h}")
 
+    def cap(self, register: str, limit: float) -> None:
+        """register = limit * tanh(register / limit); a limit of 0 caps nothing."""
+        if limit:
+            self(f"LOADI rCap, {1.0 / limit!r}")
+            self(f"MUL {register}, {register}, rCap")
+            self(f"TANH {register}, {register}")
+            self(f"LOADI rCap, {float(limit)!r}")
+            self(f"MUL {register}, {register}, rCap")
+
     def ffn(self, rd: str, x: str, prefix: str, act: str = "SILU", gated: bool = True) -> None:
         """rd = down(ACT(gate x) * up x), ungated: down(ACT(up x)), of the weights `prefix`gate, `prefix`up,
         `prefix`down; one instruction where all of them compute alike.  Uses rQ and rK."""
@@ -115,10 +133,9 @@ _ACTIVATION = {"SILU": "SILU", "GELU": "GELU", "GELU_TANH": "GELU", "RELU": "REL
 
 class Architecture(Protocol):
     """What the generation program asks of a model that generates: sizes, tensors, and its layers as lines."""
-    title: str                          # two comment lines that open the program, without the leading "; "
+    title: str                          # comment lines that open the program, without the leading "; "
     layers: int
-    context: int
-    prefix: str                         # of tensor and key names
+    context: int                        # positions the program allows
 
     def tensors(self) -> Shapes: ...
     def embed(self, w: Writer) -> None: ...             # rIds [T] -> rX [T, width]
@@ -130,10 +147,10 @@ Compiler = Callable[[Any, str, Options, Sequence[int]], str]
 """(source, how the program names the model, options, tokens that end a text) -> assembly."""
 
 
-def generation(make: Callable[[Source], Architecture]) -> Compiler:
-    """The compiler of an architecture that generates text: `make(source)` reads and checks its metadata."""
+def generation(make: Callable[[Source, Options], Architecture]) -> Compiler:
+    """The compiler of an architecture that generates text: `make(source, options)` reads and checks its metadata."""
     def compiler(source: Source, reference: str, options: Options, ends: Sequence[int]) -> str:
-        model = make(source)
+        model = make(source, options)
         check_tensors(source, model.tensors())
         return generation_program(model, Writer(source, options), reference, list(ends)[:END_TOKENS])
     return compiler
@@ -142,13 +159,12 @@ def generation(make: Callable[[Source], Architecture]) -> Compiler:
 def generation_program(model: Architecture, w: Writer, reference: str, ends: Sequence[int]) -> str:
     """Assembly text of a model that generates.  reference: how the program names the model file."""
     o = w.options
-    context = model.context if o.context is None else min(o.context, model.context)
     for line in model.title.splitlines():
         w(f"; {line}")
     w(f'.model model "{reference}"')
     if not o.hosted:
         w(f".equ MAX_TOKENS {o.max_tokens}")
-        w(f".equ CONTEXT {context}")
+        w(f".equ CONTEXT {model.context}")
     w(f".equ CHUNK {o.chunk}")
     for i, token in enumerate(ends):
         w(f".equ EOS_{i} {token}")
@@ -167,7 +183,7 @@ def generation_program(model: Architecture, w: Writer, reference: str, ends: Seq
         vocabulary = w.source.tensor("token_embd.weight").shape[0]
         hosted.write_next_token(w, lambda: model.head(w), ends, vocabulary, o.repeat_penalty)
     else:
-        _next_token(model, w, len(ends), context)
+        _next_token(model, w, len(ends))
     return w.text()
 
 
@@ -199,7 +215,7 @@ def _prompt(w: Writer) -> None:
     w("IF_GREATER full")
 
 
-def _next_token(model: Architecture, w: Writer, ends: int, context: int) -> None:
+def _next_token(model: Architecture, w: Writer, ends: int) -> None:
     o = w.options
     penalised = o.repeat_penalty != 1.0
     w()
@@ -232,6 +248,6 @@ def _next_token(model: Architecture, w: Writer, ends: int, context: int) -> None
     w()
     w("full:")
     w("LOADI rFull, 0")
-    w(f'ASSERT rFull CODE=1 MESSAGE="the text is longer than the model\'s context of {context} tokens"')
+    w(f'ASSERT rFull CODE=1 MESSAGE="the text is longer than the model\'s context of {model.context} tokens"')
     w("done:")
     w("HALT")

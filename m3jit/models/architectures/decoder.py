@@ -1,8 +1,13 @@
 """What decoder-only transformers share: sizes, the tensors of a layer, rotation, attention, the head."""
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
+from m3jit.models.architectures.rotation import Rotation
 from m3jit.models.model_source import LAYER_PREFIX, Keys, Shapes, Source
-from m3jit.models.program import Writer
+from m3jit.models.program import Options, Writer
 
 MAX_HEAD_DIM = 256
 
@@ -10,38 +15,58 @@ MAX_HEAD_DIM = 256
 class Decoder:
     """Sizes of a transformer that generates, from the metadata every such architecture has.
 
-    An architecture names itself, may change the class attributes, and writes its layer."""
+    An architecture names itself, may change the class attributes, and overrides the parts of a layer that differ."""
     name = ""                           # the architecture's name in files, and the prefix of its keys
     pairing = "NEOX"                    # rotary pairs of its GGUF files
     act = "SILU"
 
-    def __init__(self, source: Source):
-        self.source = source
+    def __init__(self, source: Source, options: Options):
+        self.source, self.options = source, options
         self.keys = Keys(source, self.name)
         need = self.keys.need
-        self.layers, self.width, self.heads = self.read_sizes()
+        self.width, self.heads = need("embedding_length", int), need("attention.head_count", int)
         self.kv_heads = need("attention.head_count_kv", int, default=self.heads)
         self.head_dim = need("attention.key_length", int, default=self.width // max(self.heads, 1))
-        scaling = need("rope.scaling.type", str, default="none")
-        factor = need("rope.scaling.factor", float, default=1.0)
-        if scaling not in ("none", "linear"):
-            raise self.keys.refuse("rope.scaling.type", f"is {scaling!r}", "none or linear")
+        self._check_heads()
+        self.title_name = source.value("general.name", str, default=f"{self.name} model")
+        self.layers, self.hidden = need("block_count", int), need("feed_forward_length", int)
+        trained = need("context_length", int)
+        self.context = trained if options.context is None else min(trained, options.context)
+        self.eps = need("attention.layer_norm_rms_epsilon", float)
+        self.rotation = Rotation(self.keys, self.head_dim, self.context)
+        self.vocabulary = source.tensor("token_embd.weight").shape[0]
+        self.windows = [0] * self.layers                # keys a layer's queries see at most; 0: all
+        self.softcap = 0.0                              # of attention scores
+        self.score_scale = need("attention.scale", float, default=0.0)      # 0: 1 / sqrt(head dimension)
+        self.read()
+
+    def read(self) -> None:
+        """Reads the metadata only this architecture has."""
+
+    def _check_heads(self) -> None:
         heads, kv_heads, head_dim = self.heads, self.kv_heads, self.head_dim
         if heads <= 0 or kv_heads <= 0 or heads % kv_heads or head_dim <= 0 or head_dim > MAX_HEAD_DIM:
             raise self.keys.refuse("attention.head_count", f"{heads} heads, {kv_heads} kv heads of {head_dim}",
                                    "heads a multiple of kv heads, head dimension 1 to 256")
-        self.title_name = source.value("general.name", str, default=f"{self.name} model")
-        self.rotary = need("rope.dimension_count", int, default=head_dim)
-        self.hidden, self.context = need("feed_forward_length", int), need("context_length", int)
-        self.eps = need("attention.layer_norm_rms_epsilon", float)
-        self.theta = need("rope.freq_base", float, default=10000.0)
-        self.rope_scale = 1.0 / factor if scaling == "linear" else 1.0
-        self.vocabulary = source.tensor("token_embd.weight").shape[0]
+        values = self.keys.need("attention.value_length", int, default=head_dim)
+        if values != head_dim:
+            raise self.keys.refuse("attention.value_length", f"is {values}", f"the length of keys, {head_dim}")
 
-    def read_sizes(self) -> tuple[int, int, int]:
-        """Layers, width, heads."""
-        width, heads = self.keys.need("embedding_length", int), self.keys.need("attention.head_count", int)
-        return self.keys.need("block_count", int), width, heads
+    def read_windows(self, period: int, default: int = 0) -> None:
+        """Windows from the key "attention.sliding_window": for all but every `period`-th layer, or for those that
+        "attention.sliding_window_pattern" says (another period, or a flag for each layer)."""
+        window = self.keys.need("attention.sliding_window", int, default=default)
+        if not window:
+            return
+        pattern = self.source.metadata.get(f"{self.name}.attention.sliding_window_pattern", period)
+        if isinstance(pattern, np.ndarray):
+            if len(pattern) != self.layers:
+                raise self.keys.refuse("attention.sliding_window_pattern", f"has {len(pattern)} values",
+                                       f"{self.layers}, one for each layer")
+            local = [bool(flag) for flag in pattern]
+        else:
+            local = [pattern <= 0 or i % pattern < pattern - 1 for i in range(self.layers)]
+        self.windows = [window if here else 0 for here in local]
 
     @property
     def title(self) -> str:
@@ -56,6 +81,7 @@ class Decoder:
         expected: Shapes = {"token_embd.weight": (self.vocabulary, self.width), "output_norm.weight": (self.width,)}
         if "output.weight" in self.source.tensors:
             expected["output.weight"] = (self.vocabulary, self.width)
+        expected |= self.rotation.tensors()
         for i in range(self.layers):
             b = LAYER_PREFIX.format(i)
             expected |= {b + name: shape for name, shape in self.layer_tensors(i).items()}
@@ -91,42 +117,64 @@ class Decoder:
         self.feed_forward(w, i)
         w.residual()
 
-    def attention(self, w: Writer, i: int) -> None:
-        """rH -> rH: products, rotation, attention over the KV stream, output product."""
-        b = LAYER_PREFIX.format(i)
-        self.rope_factors(w, i)
-        w.product("rQ", "rH", b + "attn_q.weight")
-        w.product("rK", "rH", b + "attn_k.weight")
-        w.product("rV", "rH", b + "attn_v.weight")
-        self.between(w, i)
-        for r in ("rQ", "rK"):
-            w(f"ROPE {r}, {r} POS=rPos {self.rope(w, i)}")
-        w(f"ATTN rH, rQ, rK, rV, sKV HEADS={self.heads} KV_HEADS={self.kv_heads} HDIM={self.head_dim} LAYER={i} CAUSAL"
-          + self.attention_extras(i))
-        w.product("rH", "rH", b + "attn_output.weight")
+    def attention(self, w: Writer, i: int, x: str = "rH") -> None:
+        """x -> rH: products, rotation, attention over the KV stream, output product."""
+        factors = self.rotation.load_factors(w)
+        self.queries_keys_values(w, i, x)
+        self.norm_queries_keys(w, i)
+        self.rotate(w, "rQ", self.heads, i, factors)
+        self.rotate(w, "rK", self.kv_heads, i, factors)
+        options = ["CAUSAL"]
+        scale = self.score_scale
+        if self.rotation.magnitude != 1 and self.rotation.rotary == self.head_dim:
+            scale = (scale or 1 / math.sqrt(self.head_dim)) * self.rotation.magnitude**2
+        options += [f"{key}={value!r}" for key, value in
+                    (("SCALE", scale), ("SOFTCAP", self.softcap), ("WINDOW", self.windows[i])) if value]
+        w(f"ATTN rH, rQ, rK, rV, sKV HEADS={self.heads} KV_HEADS={self.kv_heads} HDIM={self.head_dim} LAYER={i} "
+          + " ".join(options))
+        w.product("rH", "rH", LAYER_PREFIX.format(i) + "attn_output.weight")
 
-    def rope_factors(self, w: Writer, i: int) -> None:
-        """Loads what divides the frequencies into rF, where the source has it."""
-        if w.has("rope_freqs.weight"):
-            w.weight("rF", "rope_freqs.weight")
+    def queries_keys_values(self, w: Writer, i: int, x: str) -> None:
+        """x [T, width] -> rQ, rK, rV."""
+        for register, name in (("rQ", "attn_q"), ("rK", "attn_k"), ("rV", "attn_v")):
+            w.product(register, x, f"{LAYER_PREFIX.format(i)}{name}.weight")
 
-    def between(self, w: Writer, i: int) -> None:
-        """What happens to rQ, rK and rV before the rotation."""
+    def norm_queries_keys(self, w: Writer, i: int) -> None:
+        """What happens to rQ and rK before the rotation: nothing, unless an architecture says so."""
 
-    def rope(self, w: Writer, i: int) -> str:
-        """Options of the rotation."""
+    def rotate(self, w: Writer, register: str, heads: int, i: int, factors: str) -> None:
+        """The register's heads rotated by the positions; the first `rotary` elements of each, where that is fewer.
+
+        Then the rotation's magnitude is applied here, to what is rotated alone (else it is part of ATTN's SCALE)."""
+        r = self.rotation
         pairing = getattr(self.source, "rope_pairing", None) or self.pairing
-        return (f"HDIM={self.head_dim} {pairing} THETA={self.theta!r}"
-                + (f" SCALE={self.rope_scale!r}" if self.rope_scale != 1 else "")
-                + (" FACTORS=rF" if w.has("rope_freqs.weight") else ""))
+        theta, scale = self.frequencies(i)
+        options = f"HDIM={r.rotary} {pairing} THETA={theta!r}" + (f" SCALE={scale!r}" if scale != 1 else "") + factors
+        if r.rotary == self.head_dim:
+            w(f"ROPE {register}, {register} POS=rPos {options}")
+            return
+        w(f"RESHAPE {register}, {register} SHAPE=[-1, {heads}, {self.head_dim}]")
+        w(f"SLICE rTail, {register} AXIS=2 START={r.rotary}", "what is not rotated")
+        w(f"SLICE {register}, {register} AXIS=2 START=0 LEN={r.rotary}")
+        w(f"RESHAPE {register}, {register} SHAPE=[-1, {heads * r.rotary}]")
+        w(f"ROPE {register}, {register} POS=rPos {options}")
+        if r.magnitude != 1:
+            w(f"LOADI rScale, {r.magnitude!r}")
+            w(f"MUL {register}, {register}, rScale")
+        w(f"RESHAPE {register}, {register} SHAPE=[-1, {heads}, {r.rotary}]")
+        w(f"CONCAT {register}, {register}, rTail AXIS=2")
+        w(f"RESHAPE {register}, {register} SHAPE=[-1, {heads * self.head_dim}]")
 
-    def attention_extras(self, i: int) -> str:
-        """Further options of ATTN, each with a leading space."""
-        return ""
+    def frequencies(self, i: int) -> tuple[float, float]:
+        """Base and scale of layer i's rotary frequencies."""
+        return self.rotation.theta, self.rotation.scale
 
     def feed_forward(self, w: Writer, i: int) -> None:
         w.ffn("rH", "rH", LAYER_PREFIX.format(i) + "ffn_", self.act)
 
-    def head(self, w: Writer) -> None:
+    def last_norm(self, w: Writer) -> None:
         w.norm("rX", "rX", "output_norm.weight", self.eps)
+
+    def head(self, w: Writer) -> None:
+        self.last_norm(w)
         w.product("rLogits", "rX", "output.weight" if w.has("output.weight") else "token_embd.weight")

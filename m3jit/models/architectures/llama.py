@@ -2,6 +2,9 @@
 
     x += Wo attention(rope(Wq n), rope(Wk n), Wv n),   n = rmsnorm(x) * g1
     x += Wdown (silu(Wgate n) * (Wup n)),              n = rmsnorm(x) * g2
+
+Mistral's sliding window (key "attention.sliding_window", in all layers) is kept where a file states it; llama.cpp reads
+no window for this architecture, so longer texts differ from what it computes there.
 """
 from __future__ import annotations
 
@@ -11,3 +14,6 @@ from m3jit.models.architectures.decoder import Decoder
 class Llama(Decoder):
     name = "llama"
     pairing = "NORM"                    # converters reorder the rows of Wq and Wk for it
+
+    def read(self) -> None:
+        self.windows = [self.keys.need("attention.sliding_window", int, default=0)] * self.layers

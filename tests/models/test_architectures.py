@@ -1,0 +1,154 @@
+"""Every architecture as bytecode: tiny random models of each against llama.cpp's stored logits, the same bytes on every
+executor, thread count and prompt chunking, and the errors of files that do not fit.
+
+Gemma 3 270M, a real model, is in the slow tests."""
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from m3jit.models.architectures import ARCHITECTURES
+from m3jit.models.model_error import ModelFileError
+from m3jit.models.program import Options
+from m3jit.models.provider import Models
+from tests.models.test_llama import generate, register_of
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_tiny_architectures as tiny_models  # noqa: E402  (found through the path set above)
+from make_tiny_models import sha256  # noqa: E402
+
+ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/tiny_architectures.json.gz").read_bytes()))
+PROMPT = ORACLE["prompt"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("architectures")
+
+
+def test_every_architecture_has_an_oracle():
+    generating = {family.arch for family in tiny_models.FAMILIES.values()}
+    assert generating <= set(ARCHITECTURES) and set(ORACLE["models"]) == set(tiny_models.names())
+
+
+@pytest.mark.parametrize("name", tiny_models.names())
+def test_logits_and_tokens_against_llama_cpp(name, folder):
+    """As near to the unrounded model as llama.cpp is, as near to llama.cpp as the two errors allow, and the same greedy
+    tokens up to the first position where the peer's own margin is within its logit error.
+
+    The peer's error is the larger of that at the compared position and that over all 24; two roundings of one model may
+    differ in luck: hence the factor 1.5."""
+    path, row = tiny_models.build(folder, name), ORACLE["models"][name]
+    assert sha256(path) == row["sha256"], "the peer ran another file"
+    tokens, _, vm = generate(path, "cpu", prompt=PROMPT, tokens=len(row["tokens"]))
+    _, _, first = generate(path, "cpu", prompt=PROMPT, tokens=1)
+    logits = first.get("rLogits").data.ravel()
+    own = np.abs(logits - np.array(row["exact_logits"]))
+    apart = np.abs(logits - np.array(row["logits"]))
+    here = np.abs(np.array(row["logits"]) - np.array(row["exact_logits"]))
+    most, mean = max(row["max_error"], here.max()), max(row["mean_error"], here.mean())
+    print(f"\n{name:20} error against the unrounded model: max {own.max():.4f} mean {own.mean():.4f}; llama.cpp's: "
+          f"max {most:.4f} mean {mean:.4f}; apart: max {apart.max():.4f} mean {apart.mean():.4f}")
+    assert own.max() <= 1.5 * most and own.mean() <= 1.5 * mean
+    assert apart.max() <= own.max() + most and apart.mean() <= 2 * mean
+    stop = next((i for i, margin in enumerate(row["margin"]) if margin <= most), len(row["margin"]))
+    assert tokens[:stop] == row["tokens"][:stop]
+    assert vm.regions.regions, "nothing was compiled"
+
+
+@pytest.mark.parametrize("family", [f for f, family in tiny_models.FAMILIES.items() if "Q4_K" in family.types])
+def test_same_bytes_everywhere(family, folder):
+    """Interpreter, CPU levels, threads: tokens and every register; prompt chunks of 1, 7 and all: tokens and logits.
+
+    The baseline level, whose kernels take longest to compile, runs gemma3, the architecture with most in it."""
+    path = tiny_models.build(folder, f"{family}/Q4_K")
+    logits = register_of(path, "rLogits")
+    tokens, registers, _ = generate(path, "interpreter", prompt=PROMPT, tokens=2)
+    levels = [("cpu:native", 1), ("cpu:native", 2), ("cpu:avx2", 2)] + [("cpu:baseline", 1)] * (family == "gemma3")
+    for backend, threads in levels:
+        found, others, _ = generate(path, backend, prompt=PROMPT, tokens=2, threads=threads)
+        assert found == tokens and others == registers, (backend, threads)
+    for chunk in (1, 7, len(PROMPT)):
+        found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=2, chunk=chunk)
+        assert found == tokens and others[logits] == registers[logits], chunk
+
+
+def test_the_context_option_decides_between_longropes_factors(folder):
+    """phi3-long was trained for 32 positions and stretched to 128: the long factors, unless fewer positions are asked
+    for; more than the model has are not given."""
+    models, path = Models(), tiny_models.build(folder, "phi3-long/F32")
+    model = models.load(str(path))
+    assert "rope_factors_long" in models.assembly(model)
+    assert "rope_factors_long" in models.assembly(model, options=Options(context=33))
+    short = models.assembly(model, options=Options(context=32))
+    assert "rope_factors_short" in short and ".equ CONTEXT 32" in short
+    assert ".equ CONTEXT 128" in models.assembly(model, options=Options(context=4096))
+
+
+def test_mistrals_window_is_kept(tmp_path):
+    """A llama file with a window: a prompt within the window gives the logits of the file without one, a longer one
+    does not."""
+    from dataclasses import replace
+    paths = {}
+    for window in (0, 16):
+        family = replace(tiny_models.FAMILIES["llama-linear"], keys={"attention.sliding_window": window})
+        paths[window] = tmp_path / f"{window}.gguf"
+        tiny_models.write_model(paths[window], family, gguf.GGMLQuantizationType.F32)
+    for length, same in ((16, True), (17, False)):
+        a, b = (generate(paths[w], "cpu", prompt=PROMPT[:length], tokens=1)[2].get("rLogits").data for w in (0, 16))
+        assert (a.tobytes() == b.tobytes()) is same
+
+
+def rewritten(path: Path, to: Path, change) -> Path:
+    """The file at `path` with other metadata or tensors: change(keys, tensors) edits {key: value}, {name: array}."""
+    reader = gguf.GGUFReader(str(path))
+    keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    tensors = {t.name: np.array(t.data) for t in reader.tensors}
+    change(keys, tensors)
+    writer = gguf.GGUFWriter(to, keys.pop("general.architecture"))
+    for key, value in keys.items():
+        kind = gguf.GGUFValueType.get_type(value)
+        writer.add_key_value(key, value, kind if kind is not gguf.GGUFValueType.INT32 else gguf.GGUFValueType.UINT32)
+    for name, array in tensors.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return to
+
+
+def set_key(name, value):
+    return lambda keys, tensors: keys.__setitem__(name, value)
+
+
+def set_tensor(name, shape):
+    return lambda keys, tensors: tensors.__setitem__(name, np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize("family, change, message", [
+    ("qwen2", set_key("general.architecture", "made-up"),
+     r"'general.architecture': is 'made-up'; expected one of llama, .*gemma3"),
+    ("qwen2", set_tensor("blk.1.attn_k.bias", 64), r"'blk.1.attn_k.bias': has shape \[64\]; expected shape \[128\]"),
+    ("qwen2", lambda keys, tensors: tensors.pop("blk.0.attn_v.bias"), r"'blk.0.attn_v.bias': is missing"),
+    ("qwen3", set_tensor("blk.0.attn_q_norm.weight", 64), r"has shape \[64\]; expected shape \[128\]"),
+    ("gemma3", lambda keys, tensors: tensors.pop("blk.6.post_ffw_norm.weight"), r"'blk.6.post_ffw_norm.weight': is m"),
+    ("phi3", set_tensor("blk.0.ffn_up.weight", (256, 256)), r"has shape \[256, 256\]; expected shape \[512, 256\]"),
+    ("phi3", set_tensor("rope_factors_short.weight", 8), r"'rope_factors_short.weight': has shape \[8\]; .*\[32\]"),
+    ("phi3", set_key("phi3.rope.dimension_count", 65), r"'phi3.rope.dimension_count': is 65; expected an even number"),
+    ("olmo2", set_key("olmo2.rope.scaling.type", "su"), r"is 'su'; expected one of none, linear, longrope, yarn"),
+    ("qwen3", set_key("qwen3.attention.value_length", 64), r"'qwen3.attention.value_length': is 64; expected .* 128"),
+])
+def test_files_that_do_not_fit(family, change, message, folder, tmp_path):
+    path = rewritten(tiny_models.build(folder, f"{family}/F32"), tmp_path / "changed.gguf", change)
+    models = Models()
+    with pytest.raises(ModelFileError, match=message):
+        models.assembly(models.load(str(path)))

@@ -1,0 +1,75 @@
+"""Derive tests/oracles/tiny_architectures.json.gz with llama.cpp (needs llama-cpp-python, gguf and numpy; not m3jit).
+
+    python tools/make_architecture_oracles.py [--check]
+
+For each model of make_tiny_architectures.py: `logits` of the prompt's last token as llama.cpp computes them with its
+f16 cache; `exact_logits` by llama.cpp too, from the same weights dequantised to F32 and with an f32 cache, so that
+no rounding but that of f32 sums is left (and GELU's, which llama.cpp takes from a table of f16 values); the largest and
+mean difference between the two over all positions; greedy `tokens` with the margin between the two largest logits.
+--check derives everything again and compares (exit code 1 on a difference).
+"""
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
+
+import make_tiny_architectures as tiny  # noqa: E402  (found through the path set above)
+from make_oracles import as_gzip, greedy_run, rounded  # noqa: E402
+from make_tiny_models import sha256  # noqa: E402
+from peer_llama import LlamaPeer, PeerError, lc  # noqa: E402
+
+FILE = ROOT / "tests" / "oracles" / "tiny_architectures.json.gz"
+PROMPT = [4 + i * 37 % 256 for i in range(24)]
+GREEDY_TOKENS, CONTEXT = 8, 64
+
+
+def derive(folder: Path, name: str, threads: int) -> dict[str, Any]:
+    """The oracle of one model."""
+    path = tiny.build(folder, name)
+    peer, exact = LlamaPeer(path), LlamaPeer(tiny.build(folder, name, dequantised=True))
+    with peer.context(threads, CONTEXT) as context:
+        positions = context.decode_all(PROMPT)
+        context.clear()
+        tokens, margins, last = greedy_run(context, list(PROMPT), GREEDY_TOKENS)
+    with exact.context(threads, CONTEXT, kv_type="f32") as context:
+        reference = context.decode_all(PROMPT)
+    peer.close()
+    exact.close()
+    error = np.abs(positions - reference)
+    return {"sha256": sha256(path), "logits": rounded(last), "exact_logits": rounded(reference[-1]),
+            "max_error": float(error.max()), "mean_error": float(error.mean()), "tokens": tokens, "margin": margins}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Derive or check the oracles of the tiny architectures.")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--check", action="store_true", help="compare with the stored file, write nothing")
+    options = parser.parse_args(arguments)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            models = {name: derive(Path(folder), name, options.threads) for name in tiny.names()}
+    except PeerError as error:
+        print(f"make_architecture_oracles: {error}", file=sys.stderr)
+        return 3
+    found = {"peer": f"llama-cpp-python {lc.__version__}", "prompt": PROMPT, "models": models}
+    if options.check:
+        equal = json.loads(gzip.decompress(FILE.read_bytes())) == json.loads(json.dumps(found))
+        print(f"{FILE.name}: {'as stored' if equal else 'DIFFERS'}")
+        return 0 if equal else 1
+    FILE.write_bytes(as_gzip(found))
+    print(f"{FILE.name}: {FILE.stat().st_size} bytes, {len(models)} models")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
