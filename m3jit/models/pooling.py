@@ -6,16 +6,16 @@ vector of one text, from its last normalised hidden states.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Protocol, Sequence
 
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.model_source import Shapes, Source, check_tensors
-from m3jit.models.program import Options, Writer
+from m3jit.models.program import Compiler, Options, Writer
 
 # Values of the key `<architecture>.pooling_type`.
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3}
 NORMALIZE_KEY = "m3jit.embedding.normalize"
-SMALLEST = 1e-12                    # a vector is divided by its length, but by no less
+SMALLEST = 1e-24                    # added to the mean square a vector is divided by: one of zeros stays zeros
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Encoder(Protocol):
     """What a program of vectors asks of a model that does not generate."""
     title: str
     layers: int
+    width: int
     context: int
 
     def tensors(self) -> Shapes: ...
@@ -70,7 +71,7 @@ def encoding(make: Callable[[Source, Options], Encoder]) -> Embedder:
         w("COMPARE rCount, CONTEXT")
         w("IF_GREATER full")
         _layers(w, model)
-        _pool(w, "rX", pooling)
+        _pool(w, "rX", model.width, pooling)
         w("JUMP main")
         _endings(w, model.context)
         return w.text()
@@ -107,11 +108,18 @@ def hidden_states(make: Callable[[Source, Options], Any]) -> Embedder:
         w("ADD rPos, rPos, rLen")
         w("COMPARE rPos, rCount")
         w("IF_LESS chunk")
-        _pool(w, "rRows", pooling)
+        _pool(w, "rRows", model.width, pooling)
         w("HALT")
         _endings(w, model.context)
         return w.text()
     return embedder
+
+
+def as_stated(architecture: str, embedder: Embedder) -> Compiler:
+    """The compiler of a model that gives nothing but vectors: pooled as its files say."""
+    def compiler(source: Source, reference: str, options: Options, ends: Sequence[int]) -> str:
+        return embedder(source, reference, options, Pooling.of(source, architecture))
+    return compiler
 
 
 def _opening(w: Writer, model: Any, reference: str) -> None:
@@ -149,7 +157,7 @@ def _collect(w: Writer, pooling: Pooling) -> None:
     w("next:")
 
 
-def _pool(w: Writer, rows: str, pooling: Pooling) -> None:
+def _pool(w: Writer, rows: str, width: int, pooling: Pooling) -> None:
     """Streams the vector of the rows."""
     w()
     w("pool:")
@@ -160,11 +168,9 @@ def _pool(w: Writer, rows: str, pooling: Pooling) -> None:
     else:
         w(f"SLICE rVector, {rows}, START={-1 if pooling.kind == 'last' else 0} LEN=1")
     if pooling.normalize:
-        w("MUL rLength, rVector, rVector")
-        w("REDUCE rLength, rLength, SUM AXIS=-1 KEEPDIMS")
-        w("SQRT rLength, rLength")
-        w(f"MAX rLength, rLength, {SMALLEST}")
-        w("DIV rVector, rVector, rLength")
+        w(f"NORM rVector, rVector RMS EPS={SMALLEST!r}", "x / sqrt(mean(x^2))")
+        w(f"LOADI rScale, {width ** -0.5!r}", "1 / sqrt(width)")
+        w("MUL rVector, rVector, rScale", "of length 1")
     w("STREAM rVector, OUTPUT TENSOR", "[1, width]" if pooling.kind != "none" else "[T, width]")
 
 
