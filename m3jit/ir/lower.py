@@ -14,6 +14,8 @@ from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch,
                            StoreFrame)
 from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, Dim, Function, Goto, Leave, Node,
                              OpaqueType, Retired, Sym, TensorType, dim_add, dim_mul, uses)
+from m3jit.ir.trace_recurrent import is_cell
+from m3jit.isa.kv import KVGeometry
 from m3jit.isa.types import Tensor
 
 REPLICATED_BYTES = 16384        # results up to this size may be left to one thread
@@ -43,8 +45,7 @@ class KvUse:
     key: Any
     layer: int
     table_word: int
-    kv_heads: int
-    head_dim: int
+    geometry: KVGeometry
     dtype: str
     rows: Dim
 
@@ -52,7 +53,7 @@ class KvUse:
 @dataclass(slots=True)
 class Store:
     """What a register holds after an exit.  how: i64 | f64 (frame word), tensor (output word), input (unchanged
-    value of another register), weight."""
+    value of another register), weight, cell (output word)."""
     key: Any
     how: str
     word: int = -1
@@ -79,6 +80,8 @@ class Region:
     outputs: list[tuple[int, TensorType]]
     slots: list[Slot]
     kv: list[KvUse]
+    cells_in: list[tuple[Any, int]]                         # cells of recurrent states: key, word
+    cells_out: list[tuple[Any, int]]
     exits: list[ExitInfo]
     abandon: int                                            # exit number of "given up", or -1
     has_launches: bool
@@ -102,6 +105,8 @@ class Lowering:
         self.kv: dict[tuple, KvUse] = {}
         self.exits: list[ExitInfo] = []
         self.pointers: list[tuple[Any, int]] = []
+        self.cells_in: list[tuple[Any, int]] = []
+        self.cells_out: list[tuple[Any, int]] = []
         self.scalars: list[tuple[Any, int, str]] = []
         self.abandon = -1
         self.null_word = -1
@@ -200,10 +205,11 @@ class Lowering:
         return self.scalar_of[n]
 
     def launch(self, kernel: Kernel, args: list[Any], reads: list[Memory], writes: list[Memory],
-               small: bool = False) -> None:
+               small: bool = False, rows: int = -1, strides: Mapping[int, Dim] | None = None) -> None:
         """Append a launch; args: Memory (pointer) or Scalar.  A barrier goes before it when it depends on a launch
         since the last one.  small: if what it writes is small too, it is not shared between threads and needs no barrier
-        afterwards."""
+        afterwards.  rows: the argument that counts rows, when each row of the result depends on the same rows of the
+        arguments in `strides` (argument -> bytes of a row) and on everything else as a whole (`Launch.rows`)."""
         r, w = {m.word for m in reads}, {m.word for m in writes}
         replicated = small and self.is_small(writes) and not r & w
         if r & self.written or w & (self.written | self.read):
@@ -216,7 +222,8 @@ class Lowering:
         kernel = self.kernel_cache.setdefault(kernel.digest(), kernel)
         scalars = [self.pointer(a) if isinstance(a, Memory) else a for a in args]
         pc, op = self.node.where if self.node is not None else (-1, "")
-        self.emit(Launch(kernel, scalars, f"{op} {pc:#x}" if pc >= 0 else op, True, replicated))
+        by_row = {i: self.dim(d) for i, d in (strides or {}).items()}
+        self.emit(Launch(kernel, scalars, f"{op} {pc:#x}" if pc >= 0 else op, True, replicated, rows, by_row))
         self.has_launches = True
 
     @staticmethod
@@ -228,11 +235,11 @@ class Lowering:
             self.emit(Barrier())
         self.read, self.written = set(), set()
 
-    def kv_use(self, key: Any, layer: int, kv_heads: int, head_dim: int, dtype: str, rows: Dim = 0) -> Memory:
+    def kv_use(self, key: Any, layer: int, geometry: KVGeometry, dtype: str, rows: Dim = 0) -> Memory:
         """The page table of one layer of a stream; `rows` more rows are to be reserved before entry."""
         k = (key, layer)
         if k not in self.kv:
-            self.kv[k] = KvUse(key, layer, self.new_word(), kv_heads, head_dim, dtype, 0)
+            self.kv[k] = KvUse(key, layer, self.new_word(), geometry, dtype, 0)
         self.kv[k].rows = dim_add(self.kv[k].rows, rows)
         return Memory(self.kv[k].table_word, "kv")
 
@@ -256,7 +263,7 @@ class Lowering:
         if key not in self.key_words:
             self.key_words[key] = self.new_word()
             if n.is_tensor:
-                self.pointers.append((key, self.key_words[key]))
+                (self.cells_in if is_cell(key) else self.pointers).append((key, self.key_words[key]))
             else:
                 self.scalars.append((key, self.key_words[key], n.type.name))
         return self.key_words[key]
@@ -286,7 +293,8 @@ class Lowering:
             self._block(b)
         plan = Plan(self.name, self.words, self.order)
         return Region(f, plan, self.pointers, self.scalars, [(w, d) for d, w in self.dim_words.items()],
-                      list(self.weights.values()), self.outputs, self.slots, list(self.kv.values()), self.exits,
+                      list(self.weights.values()), self.outputs, self.slots, list(self.kv.values()),
+                      self.cells_in, self.cells_out, self.exits,
                       self.abandon, self.has_launches)
 
     def _dedicated(self, n: Node) -> Memory:
@@ -298,12 +306,15 @@ class Lowering:
         """Tensors an exit hands back get fresh memory of their own."""
         for b in self.f.blocks:
             for env in (leave.env for leave in b.leaves()):
-                for v in env.values():
+                for key, v in env.items():
                     v = self._root(v)
                     if v.is_tensor and v.op not in ("input", "weight") and v not in self.memory:
                         m = Memory(self.new_word(), "output", v.type.nbytes())
                         self.memory[v] = m
-                        self.outputs.append((m.word, v.type))
+                        if is_cell(key):
+                            self.cells_out.append((key, m.word))
+                        else:
+                            self.outputs.append((m.word, v.type))
 
     def _uses(self) -> None:
         """Last use of block-local nodes; nodes used in other blocks get dedicated memory."""
@@ -442,7 +453,10 @@ class Lowering:
         for key, v in leave.env.items():
             if v.is_tensor:
                 r = self._root(v)
-                if r.op == "input":
+                if is_cell(key):
+                    if not (r.op == "input" and r.attrs["key"] == key):
+                        stores.append(Store(key, "cell", self.memory[r].word))
+                elif r.op == "input":
                     stores.append(Store(key, "input", source=r.attrs["key"], type=v.type))
                 elif r.op == "weight":
                     stores.append(Store(key, "weight", source=r.attrs["tensor"], type=v.type))

@@ -69,12 +69,18 @@ class Launch:
 
     `parallel` False: one thread runs it, in order.  `replicated`: tiny work that is not worth sharing: it is done in
     order, before any statement that follows, by one thread or by every thread that will use it (the same bytes in the
-    same places); its outputs overlap none of its inputs.  What follows may read them without a barrier."""
+    same places); its outputs overlap none of its inputs.  What follows may read them without a barrier.
+
+    `rows` >= 0: the launch treats rows independently of each other, and argument `rows` is their number.  A pointer
+    with a stride (bytes of a row, i64) in `strides` then points at the first row; all other arguments serve every row.
+    So launches that differ in those pointers alone, and whose rows lie one behind the other, may be done as one."""
     kernel: Kernel
     args: list[Scalar]
     label: str = ""                # op and register names, for profiles and dumps
     parallel: bool = True
     replicated: bool = False
+    rows: int = -1
+    strides: dict[int, Scalar] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)

@@ -42,13 +42,14 @@ from typing import Callable, Sequence
 import numpy as np
 
 from m3jit.backends.cpu import pool as worker_pool
-from m3jit.backends.cpu import render, runtime
+from m3jit.backends.cpu import batch_region, render, runtime, runtime_batch
 from m3jit.backends.cpu.cache import DiskCache
 from m3jit.backends.cpu.region import SYMBOL, is_parallel, render_region
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.ir.loop import Kernel
 from m3jit.ir.plan import Exit, FrameWord, Launch, Plan, PlanBlock, Scalar
 
+_CALLED = ("m3_run", "m3_copy", "m3_copy_grid", *runtime_batch.SYMBOLS)       # by regions
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _PLANS_KEPT = 1024
 
@@ -123,6 +124,50 @@ class NativeRegion:
         return b[3]()
 
 
+class NativeBatch:
+    """A plan compiled for several contexts at once (batch_region.py)."""
+
+    def __init__(self, engine: "Engine", plan: Plan, unit: "_Unit", kernels: list["_Unit"]):
+        self.engine, self.plan, self.address = engine, plan, unit.address
+        self.words, self._slots = batch_region.frame_words(plan), batch_region.slot_words(plan)
+        self._keep = (unit, kernels)
+
+    def bind(self, frames: np.ndarray, nthreads: int = 1) -> "BoundBatch":
+        """Prepares launches with `frames`, int64 [contexts, self.words], C-contiguous; its memory must not move."""
+        return BoundBatch(self, frames, nthreads, self._slots)
+
+
+class BoundBatch:
+    """A plan with the frames of its contexts: `call()` runs all of them; each frame then says where it left."""
+
+    def __init__(self, native: NativeBatch, frames: np.ndarray, nthreads: int, slots: int):
+        if frames.dtype != np.int64 or not frames.flags.c_contiguous or frames.shape[1:] != (native.words,):
+            raise ValueError(f"batch {native.plan.name}: frames must be C-contiguous int64 [contexts, {native.words}], "
+                             f"got {frames.dtype} {list(frames.shape)}")
+        W, n = runtime_batch.Work, len(frames)
+        pool = native.engine._pool(nthreads) if nthreads > 1 else None
+        self.native, self.frames = native, frames
+        self._state, listed = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        items, room = np.zeros(runtime.MOST_ITEMS * runtime.ITEM_WORDS, np.int64), np.zeros(slots, np.int64)
+        work = self.work = np.zeros(W.WORDS, np.int64)
+        work[W.CONTEXTS], work[W.FRAMES], work[W.STRIDE] = n, frames.ctypes.data, 8 * native.words
+        for word, array in ((W.ITEMS, items), (W.SLOTS, room), (W.LIST, listed), (W.STATE, self._state)):
+            work[word] = array.ctypes.data
+        self._keep = (items, room, listed)
+        self._words = (ctypes.c_int64 * 4)(pool.address if pool else 0, native.address, work.ctypes.data, nthreads)
+        self._argument, self._launch = ctypes.addressof(self._words), native.engine._launch
+
+    def __call__(self) -> None:
+        self._state[:] = 0
+        self.frames[:, FrameWord.RETIRED] = 0
+        self._launch(self._argument)
+
+    @property
+    def launches(self) -> tuple[int, int]:
+        """(items executed, launches that were joined to another context's) since it was bound."""
+        return int(self.work[runtime_batch.Work.LAUNCHED]), int(self.work[runtime_batch.Work.JOINED])
+
+
 def _frame_address(frame: np.ndarray, region: NativeRegion) -> int:
     if not isinstance(frame, np.ndarray) or frame.dtype != np.int64 or not frame.flags.c_contiguous:
         raise ValueError(f"region {region.plan.name}: the frame must be a C-contiguous int64 array, got "
@@ -161,8 +206,8 @@ class Engine:
             self._jit = llvm.create_lljit_compiler(self.target.machine(jit=True))
             self._imports = runtime.imports()
             self._runtime = self._unit("runtime", lambda: runtime.runtime_text(self.target), "m3_launch",
-                                       ("m3_run", "m3_copy", "m3_copy_grid", "m3_worker", "m3_stop"))
-            for name in ("m3_run", "m3_copy", "m3_copy_grid"):
+                                       (*_CALLED, "m3_worker", "m3_stop"))
+            for name in _CALLED:
                 self._imports[name] = self._runtime.tracker[name]
             self._launch_address = self._runtime.address
             self._launch = _LAUNCH(self._launch_address)
@@ -177,22 +222,30 @@ class Engine:
             if kept is not None:
                 self.statistics.reused += 1
                 return kept[1]
-            kernels: dict[str, Kernel] = {}
-            for block in plan.blocks:
-                for s in block.body:
-                    if isinstance(s, Launch):
-                        kernels.setdefault(self.digest(s.kernel), s.kernel)
-            units = {d: self._kernel_unit(d, k) for d, k in kernels.items()}
-            text = render_region(plan, self.target, self.digest)
-            key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-            imports = {s(d): u.tracker[s(d)] for d, u in units.items()
-                       for s in (render.kernel_symbol, render.run_symbol, render.grid_symbol)}
-            unit = self._unit("region " + key, lambda: text, SYMBOL, imports=imports)
-            native = NativeRegion(self, plan, unit, list(units.values()))
+            native = NativeRegion(self, plan, *self._region_unit(plan, render_region(plan, self.target, self.digest)))
             self._regions[id(plan)] = (plan, native)
             while len(self._regions) > _PLANS_KEPT:
                 self._regions.popitem(last=False)
             return native
+
+    def batch(self, plan: Plan) -> NativeBatch:
+        """Native code of a plan for several contexts at once; the caller keeps it."""
+        with self._lock:
+            text = batch_region.render_batch_region(plan, self.target, self.digest)
+            return NativeBatch(self, plan, *self._region_unit(plan, text))
+
+    def _region_unit(self, plan: Plan, text: str) -> tuple["_Unit", list["_Unit"]]:
+        """Code of a region's text, and of the kernels it calls."""
+        kernels: dict[str, Kernel] = {}
+        for block in plan.blocks:
+            for s in block.body:
+                if isinstance(s, Launch):
+                    kernels.setdefault(self.digest(s.kernel), s.kernel)
+        units = {d: self._kernel_unit(d, k) for d, k in kernels.items()}
+        key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        imports = {s(d): u.tracker[s(d)] for d, u in units.items()
+                   for s in (render.kernel_symbol, render.run_symbol, render.grid_symbol)}
+        return self._unit("region " + key, lambda: text, SYMBOL, imports=imports), list(units.values())
 
     def function(self, text: str, symbol: str, imports: dict[str, int]) -> "_Unit":
         """Native code of a function in LLVM IR that calls `imports` (name -> address), for entries from other languages;

@@ -47,16 +47,19 @@ def is_parallel(plan: Plan) -> bool:
 
 def render_region(plan: Plan, target: CpuTarget, digest: Callable[[Kernel], str]) -> str:
     """The region's functions and declarations, without triple and data layout."""
-    r = _RegionRenderer(plan, target, digest)
+    r = RegionRenderer(plan, target, digest)
     body = r.render()
     return "\n".join([*sorted(r.w.declared), guarded(target, SYMBOL, _PARAMS, "body"),
                       f"define internal void @body({_PARAMS}) nounwind noinline {{", "entry:", body, "}", ""])
 
 
-class _RegionRenderer:
+class RegionRenderer:
+    """State of one region's rendering."""
+
     def __init__(self, plan: Plan, target: CpuTarget, digest: Callable[[Kernel], str]):
         self.plan, self.target, self.digest = plan, target, digest
         self.w = Writer()
+        self.frame = "%frame"
         self.names: dict[int, str] = {}
         self.labels: dict[int, str] = {}
         self.phis: dict[int, list] = {}
@@ -101,7 +104,7 @@ class _RegionRenderer:
         w = self.w
         w.line("%never = alloca i32")
         w.line("store i32 0, ptr %never")
-        given = w.op(f"load ptr, ptr {w.op(f'getelementptr i64, ptr %frame, i64 {FrameWord.STOP.value}')}")
+        given = w.op(f"load ptr, ptr {w.op(f'getelementptr i64, ptr {self.frame}, i64 {FrameWord.STOP.value}')}")
         none = w.op(f"icmp eq ptr {given}, null")
         w.line(f"%stop = select i1 {none}, ptr %never, ptr {given}")
 
@@ -194,7 +197,7 @@ class _RegionRenderer:
                 raise PlanError(f"plan {self.plan.name}: unknown statement {s!r}")
 
     def _store_word(self, word: int, llvm_type: str, value: str) -> None:
-        at = self.w.op(f"getelementptr i64, ptr %frame, i64 {word}")
+        at = self.w.op(f"getelementptr i64, ptr {self.frame}, i64 {word}")
         self.w.line(f"store {llvm_type} {value}, ptr {at}")
 
     def _store_frame(self, s: StoreFrame) -> None:
@@ -325,7 +328,7 @@ class _RegionRenderer:
         word = s.attrs["word"]
         if not 0 <= word < self.plan.words:
             raise PlanError(f"plan {self.plan.name}: frame word {word} outside the frame of {self.plan.words} words")
-        at = w.op(f"getelementptr i64, ptr %frame, i64 {int(word)}")
+        at = w.op(f"getelementptr i64, ptr {self.frame}, i64 {int(word)}")
         if s.type == "b1":
             return f"icmp ne i64 {w.op(f'load i64, ptr {at}')}, 0"
         if s.type == "f32":

@@ -94,12 +94,14 @@ define internal void @wake(ptr %word) nounwind noinline {{
 
 
 def runtime_text(target: CpuTarget) -> str:
-    """IR of the support functions: m3_run, m3_copy, m3_copy_grid, m3_worker, m3_launch, m3_stop."""
+    """IR of the support functions: m3_run, m3_copy, m3_copy_grid, m3_worker, m3_launch, m3_stop, and those of
+    runtime_batch."""
+    from m3jit.backends.cpu.runtime_batch import batch_text
     if target.arch == "x86_64":
         declare, pause = "declare void @llvm.x86.sse2.pause()\n", "call void @llvm.x86.sse2.pause()"
     else:
         declare, pause = "declare void @llvm.aarch64.hint(i32)\n", "call void @llvm.aarch64.hint(i32 1)"
-    text = "".join((_ITEMS, JOB, WORKER, _LAUNCH))
+    text = "".join((_ITEMS, JOB, WORKER, _LAUNCH, batch_text()))
     for name, value in (("PAUSE", pause), ("DONE_SPINS", _DONE_SPINS), ("IDLE_SPINS", _IDLE_SPINS),
                         ("IDLE_LIMIT", _IDLE_SPINS + _IDLE_YIELDS), ("CHUNKS_PER_THREAD", CHUNKS_PER_THREAD),
                         ("EXIT_BYTE", 8 * FrameWord.EXIT)):
@@ -167,8 +169,9 @@ run:
   ret void
 }
 
-; chunks of every item, at most `limit` each; returns their sum, or 0 when no item has two groups
-define internal i64 @plan_chunks(ptr %items, i64 %n, i64 %limit) nounwind noinline {
+; chunks of every item, at most `limit` each; returns their sum, or 0 when no item has two groups (few: when there
+; are no two chunks)
+define internal i64 @plan_chunks(ptr %items, i64 %n, i64 %limit, i1 %few) nounwind noinline {
 entry:
   br label %each
 each:
@@ -192,7 +195,10 @@ one:
   store i64 %chunks, ptr %chunksp, align 8
   %total1 = add i64 %total, %chunks
   %several = icmp sge i64 %chunks, 2
-  %shared1 = or i1 %shared, %several
+  %second = icmp sge i64 %total1, 2
+  %enough = and i1 %few, %second
+  %worth = or i1 %several, %enough
+  %shared1 = or i1 %shared, %worth
   %i1 = add i64 %i, 1
   br label %each
 leave:

@@ -132,8 +132,14 @@ leave:
   ret void
 }
 
-; executes a batch of n independent items, with the pool's workers unless `pool` is null
+; executes a batch of n independent items, with the pool's workers unless `pool` is null; small ones here
 define void @m3_run(ptr %pool, ptr %items, i64 %n) nounwind {
+  call void @run_items(ptr %pool, ptr %items, i64 %n, i1 false)
+  ret void
+}
+
+; the same; each: items of one group are worth a chunk of their own
+define internal void @run_items(ptr %pool, ptr %items, i64 %n, i1 %each) nounwind noinline {
 entry:
   %single = icmp eq ptr %pool, null
   br i1 %single, label %alone, label %share
@@ -150,7 +156,7 @@ share:
   %threadsp = getelementptr i8, ptr %pool, i64 136
   %threads = load i64, ptr %threadsp, align 8
   %limit = mul i64 %threads, CHUNKS_PER_THREAD
-  %total = call i64 @plan_chunks(ptr %items, i64 %n, i64 %limit)
+  %total = call i64 @plan_chunks(ptr %items, i64 %n, i64 %limit, i1 %each)
   %small = icmp eq i64 %total, 0
   br i1 %small, label %alone, label %job
 job:
