@@ -1,22 +1,39 @@
 """Weight layouts of the matmul kernels.
 
 Block types are kept in layout **R16**: rows in tiles of 16 (missing rows are zero bytes), tile after tile; in a tile,
-block after block along K.  A tile-block holds exactly the bytes of the 16 file blocks, permuted into the order of use,
-scales first, so a layout is as large as the file's rows (padded to 16).  "Vector" below: 64 bytes, 16 rows x 4 bytes,
-byte 4r + i belongs to row r.
+block after block along K.  A tile-block holds the bytes of the 16 file blocks, permuted into the order of use, scales
+first, so a layout is as large as the file's rows (padded to 16); Q3_K and IQ4_XS (scales unpacked, 4 and 2 bytes more a
+block) and TQ1_0 (66 bytes for 54) are larger.  "Vector" below: 64 bytes, 16 rows x 4 bytes, byte 4r + i belongs to row
+r.
 
-Q8_0  544 bytes  d f16[16]; 8 vectors: vector v = q[4v .. 4v+3] + 128 (biased to unsigned)
-Q4_0  288        d f16[16]; 4 vectors: vector v = file bytes qs[4v .. 4v+3]: low nibbles are elements 4v + i, high
-                 nibbles 16 + 4v + i (values 0..15, bias 8 removed by the kernel)
-Q4_1  320        d f16[16], m f16[16]; 4 vectors as Q4_0
-Q4_K  2304       d f16[16], dmin f16[16]; 3 vectors: the 12 bytes of packed 6-bit scales and mins; 32 vectors:
-                 vector 8c + v (c = 0..3) = file bytes qs[32c + 4v ..]: low nibbles are elements 64c + 4v + i of the
-                 super-block (sub-block 2c), high nibbles 64c + 32 + 4v + i (sub-block 2c + 1)
-Q6_K  3360       d f16[16]; scales i8[16 sub-blocks][16 rows]; 48 vectors: 4 groups g = 2h + s of 12 (half h of 128
-                 elements, s = 0..1), each for v = 0..3: a = ql[64h + 16s + 4v ..], b = ql[64h + 32 + 16s + 4v ..],
-                 c = qh[32h + 16s + 4v ..].  (a & 15) | (c & 3) << 4 are elements 128h + 16s + 4v + i (sub-block
-                 8h + s), (b & 15) | (c >> 2 & 3) << 4 those 32 on (sub-block 8h + s + 2), (a >> 4) | (c >> 4 & 3) << 4
-                 and (b >> 4) | (c >> 6) << 4 the next two; values 0..63
+Q8_0    544 bytes  d f16[16]; 8 vectors: vector v = q[4v .. 4v+3] + 128 (biased to unsigned)
+Q4_0    288        d f16[16]; 4 vectors: vector v = file bytes qs[4v .. 4v+3]: low nibbles are elements 4v + i, high
+                   nibbles 16 + 4v + i (values 0..15, bias 8 removed by the kernel)
+Q4_1    320        d f16[16], m f16[16]; 4 vectors as Q4_0
+Q5_0    352        d f16[16]; 1 vector of fifth bits: bit v of byte i is that of element 4v + i; 4 vectors as Q4_0
+Q5_1    384        d f16[16], m f16[16]; fifth bits and 4 vectors as Q5_0
+IQ4_NL  288        as Q4_0; the nibbles number entries of a table
+MXFP4   272        e u8[16]; 4 vectors as Q4_0
+Q4_K    2304       d f16[16], dmin f16[16]; 3 vectors: the 12 bytes of packed 6-bit scales and mins; 32 vectors:
+                   vector 8c + v (c = 0..3) = file bytes qs[32c + 4v ..]: low nibbles are elements 64c + 4v + i of the
+                   super-block (sub-block 2c), high nibbles 64c + 32 + 4v + i (sub-block 2c + 1)
+Q5_K    2816       d, dmin and scales as Q4_K; 8 vectors of fifth bits: bit j of byte i of vector v is that of element
+                   32j + 4v + i; 32 vectors as Q4_K
+Q6_K    3360       d f16[16]; scales i8[16 sub-blocks][16 rows]; 48 vectors: 4 groups g = 2h + s of 12 (half h of 128
+                   elements, s = 0..1), each for v = 0..3: a = ql[64h + 16s + 4v ..], b = ql[64h + 32 + 16s + 4v ..],
+                   c = qh[32h + 16s + 4v ..].  (a & 15) | (c & 3) << 4 are elements 128h + 16s + 4v + i (sub-block
+                   8h + s), (b & 15) | (c >> 2 & 3) << 4 those 32 on (sub-block 8h + s + 2), (a >> 4) | (c >> 4 & 3) << 4
+                   and (b >> 4) | (c >> 6) << 4 the next two; values 0..63
+Q2_K    1344       d f16[16], dmin f16[16]; scales and mins u8[16 sub-blocks][16 rows] (low nibble the scale); 16
+                   vectors: groups g = 2h + s of 4, v = 0..3: qs[32h + 16s + 4v ..]; bits 2p, 2p + 1 are elements
+                   128h + 32p + 16s + 4v + i (sub-block 8h + 2p + s)
+Q3_K    1824       d f16[16]; scales - 32 i8[16][16 rows] (unpacked from 6 bits); 8 vectors hmask[4v ..]: bit 4h + p is
+                   bit 2 of the elements above; 16 vectors as Q2_K; values 0..7, bias 4 removed by the kernel
+IQ4_XS  2208       d f16[16]; scales - 32 i8[8 sub-blocks][16 rows] (unpacked from 6 bits); 32 vectors: vector 4j + v =
+                   qs[16j + 4v ..], low nibbles elements 32j + 4v + i, high ones 32j + 16 + 4v + i; as IQ4_NL
+TQ2_0   1056       d f16[16]; 16 vectors: vector 8h + v = qs[32h + 4v ..]; bits 2p, 2p + 1 are elements
+                   128h + 32p + 4v + i; values 0..2, bias 1 removed by the kernel
+TQ1_0   1056       kept as TQ2_0: two bits for each digit
 
 F32, F16 and BF16 weights stay as in the file: row-major [N, K].
 """
@@ -24,16 +41,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from m3jit.isa.types import DType, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
+from m3jit.isa.types import BLOCKS, DType, Q8_0
+from m3jit.kernels.layout_codes import RECODED
 
 ROWS = 16                                    # rows of a tile = lanes of the kernels that read it
-PACKED = (Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)      # dtypes with an R16 layout
+PACKED = BLOCKS                              # dtypes with an R16 layout
+VERSION = 2                                  # changes when a byte of a layout changes (part of the key of cached files)
+AT_ONCE = 4 << 20                            # bytes of file blocks recoded at once
 
 
 class LayoutError(ValueError):
     """A matrix that has no such layout."""
-
-VERSION = 2                       # changes when a byte of a layout changes (part of the key of cached files)
 
 
 def check(dtype: DType, rows: int, cols: int) -> None:
@@ -48,24 +66,34 @@ def check(dtype: DType, rows: int, cols: int) -> None:
 def packed_bytes(dtype: DType, rows: int, cols: int) -> int:
     """Size of the R16 layout of a [rows, cols] matrix."""
     check(dtype, rows, cols)
-    return -(-rows // ROWS) * ROWS * dtype.row_bytes(cols)
+    return -(-rows // ROWS) * (cols // dtype.block) * tile_block_bytes(dtype)
 
 
 def tile_block_bytes(dtype: DType) -> int:
     """Bytes of one block of 16 rows."""
-    return ROWS * dtype.nbytes
+    return ROWS * (RECODED[dtype.name].nbytes if dtype.name in RECODED else dtype.nbytes)
 
 
-# dtype -> list of (offset in the file block, bytes per item, items) in the order of the tile-block's fields; an item
-# of all 16 rows stands together.  Two-byte items are scales, four-byte items the words of vectors.
+# dtype -> list of (offset in the block, recoded where it is, bytes per item, items) in the order of the tile-block's
+# fields; an item of all 16 rows stands together.  Two-byte items are scales, four-byte items the words of vectors.
 _FIELDS: dict[str, list[tuple[int, int, int]]] = {
     "Q8_0": [(0, 2, 1), (2, 4, 8)],
     "Q4_0": [(0, 2, 1), (2, 4, 4)],
     "Q4_1": [(0, 2, 1), (2, 2, 1), (4, 4, 4)],
+    "Q5_0": [(0, 2, 1), (2, 4, 1), (6, 4, 4)],
+    "Q5_1": [(0, 2, 1), (2, 2, 1), (4, 4, 1), (8, 4, 4)],
+    "IQ4_NL": [(0, 2, 1), (2, 4, 4)],
+    "MXFP4": [(0, 1, 1), (1, 4, 4)],
     "Q4_K": [(0, 2, 1), (2, 2, 1), (4, 4, 3), (16, 4, 32)],
+    "Q5_K": [(0, 2, 1), (2, 2, 1), (4, 4, 3), (16, 4, 8), (48, 4, 32)],
     "Q6_K": [(208, 2, 1), (192, 1, 16)] + [
         (start + 4 * v, 4, 1) for h in range(2) for s in range(2) for v in range(4)
         for start in (64 * h + 16 * s, 64 * h + 32 + 16 * s, 128 + 32 * h + 16 * s)],
+    "Q2_K": [(80, 2, 1), (82, 2, 1), (0, 1, 16), (16, 4, 16)],
+    "Q3_K": [(0, 2, 1), (2, 1, 16), (18, 4, 8), (50, 4, 16)],
+    "IQ4_XS": [(0, 2, 1), (2, 1, 8), (10, 4, 32)],
+    "TQ1_0": [(64, 2, 1), (0, 4, 16)],
+    "TQ2_0": [(64, 2, 1), (0, 4, 16)],
 }
 
 
@@ -95,33 +123,42 @@ def repack(dtype: DType, raw: np.ndarray, rows: int, cols: int, out: np.ndarray 
     if out.size != size:
         raise LayoutError(f"{dtype.name} {rows} x {cols} packs into {size} bytes, the given buffer has {out.size}")
     whole = rows // ROWS
-    _repack_tiles(dtype, raw[:whole * ROWS * row_bytes], out[:whole * ROWS * row_bytes], cols)
+    end = size // -(-rows // ROWS) * whole if rows else 0
+    _repack_tiles(dtype, raw[:whole * ROWS * row_bytes], out[:end], cols)
     if rows % ROWS:
         last = np.zeros(ROWS * row_bytes, np.uint8)
         last[:raw.size - whole * ROWS * row_bytes] = raw[whole * ROWS * row_bytes:]
-        _repack_tiles(dtype, last, out[whole * ROWS * row_bytes:], cols)
+        _repack_tiles(dtype, last, out[end:], cols)
     return out
 
 
 def _repack_tiles(dtype: DType, raw: np.ndarray, out: np.ndarray, cols: int) -> None:
     blocks = cols // dtype.block
     file = raw.reshape(-1, ROWS, blocks, dtype.nbytes)
-    tile = out.reshape(-1, blocks, tile_block_bytes(dtype))
+    tile = out.reshape(len(file), blocks, tile_block_bytes(dtype))
     if not tile.size:
         return
-    for source, target in _views(dtype, file, tile):
-        target[...] = source
-        if dtype is Q8_0 and target.dtype.itemsize == 4:
-            target ^= np.uint32(0x80808080)
+    code = RECODED.get(dtype.name)
+    step = max(1, AT_ONCE // (ROWS * blocks * dtype.nbytes)) if code else len(file)
+    for at in range(0, len(file), step):
+        part = file[at:at + step]
+        for source, target in _views(dtype, np.ascontiguousarray(code.encode(part)) if code else part,
+                                     tile[at:at + step]):
+            target[...] = source
+            if dtype is Q8_0 and target.dtype.itemsize == 4:
+                target ^= np.uint32(0x80808080)
 
 
 def unpack(dtype: DType, packed: np.ndarray, rows: int, cols: int) -> np.ndarray:
-    """The inverse of `repack`: row-major block bytes, uint8 [rows, row_bytes]."""
+    """The inverse of `repack`: row-major block bytes, uint8 [rows, row_bytes].  (Of the bytes that stand for the same
+    five ternary digits, TQ1_0 gets those that ggml writes.)"""
     check(dtype, rows, cols)
-    blocks, padded = cols // dtype.block, -(-rows // ROWS) * ROWS
-    out = np.empty((padded // ROWS, ROWS, blocks, dtype.nbytes), np.uint8)
+    blocks, padded, code = cols // dtype.block, -(-rows // ROWS) * ROWS, RECODED.get(dtype.name)
+    out = np.empty((padded // ROWS, ROWS, blocks, tile_block_bytes(dtype) // ROWS), np.uint8)
     tile = np.ascontiguousarray(packed).reshape(padded // ROWS, blocks, tile_block_bytes(dtype))
     if tile.size:
         for source, target in _views(dtype, out, tile):
             source[...] = target ^ np.uint32(0x80808080) if dtype is Q8_0 and target.dtype.itemsize == 4 else target
+    if code:
+        out = code.decode(out)
     return out.reshape(padded, dtype.row_bytes(cols))[:rows].copy()

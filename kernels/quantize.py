@@ -7,7 +7,7 @@ The matmul kernels read **records**, one per block, row after row, so that one p
 displacements reach everything:
 
 block 32 (48 bytes):  q i8[32], d f32, -128 S i32, -8 S i32, S as f32             S = sum of the block's q
-block 256 (352 bytes): q i8[256], d f32, low i8[8], high i8[8], -32 s_j i32[16], 12 bytes unused
+block 256 (352 bytes): q i8[256], d f32, low i8[8], high i8[8], -32 s_j i32[16], -S i32, 8 bytes unused
     s_j = sum of the j-th 16 elements; low_i, high_i with 128 high_i + low_i = s_2i + s_2i+1, -64 <= low_i < 64: the
     sums of the 32-element sub-blocks as two signed bytes, so that dot4 multiplies them with unsigned mins.
 """
@@ -20,7 +20,7 @@ from m3jit.ir.loop import Buffer, Builder, Kernel, Value
 RECORD_BYTES = {32: 48, 256: 352}
 # word offsets inside a record
 D32, BIAS128, BIAS8, SUM32 = 8, 9, 10, 11
-D256, LOW, HIGH, BIAS32 = 64, 65, 67, 69
+D256, LOW, HIGH, BIAS32, MINUS_SUM = 64, 65, 67, 69, 85
 
 
 def activation_bytes(rows: int, cols: int, block: int) -> int:
@@ -90,11 +90,14 @@ def _block256(b: Builder, x: Buffer, record: Buffer) -> None:
         b.store_lanes("i8", record, 16 * j, q)
         sums.append(b.fold(q, "add"))
         b.store("i32", record, BIAS32 + j, sums[-1] * -32)
+    total = b.i32(0)
     for i in range(8):
         s = sums[2 * i] + sums[2 * i + 1]
         low = ((s + 64) & 127) - 64
         b.store("i8", record, 4 * LOW + i, low)
         b.store("i8", record, 4 * HIGH + i, (s - low) >> 7)
+        total = total - s
+    b.store("i32", record, MINUS_SUM, total)
 
 
 @functools.lru_cache(maxsize=None)

@@ -81,6 +81,14 @@ def dot4(acc: Any, u: Any, s: Any) -> Any:
     return total.astype(np.int32)[()]
 
 
+def lookup(x: Any, *words: Any) -> Any:
+    """Bytes of x replaced by the entries of a table of 16 bytes, given as four words, that they number (mod 16)."""
+    table = np.array(words, np.int32).view(np.uint8)
+    a = np.ascontiguousarray(np.atleast_1d(np.asarray(x, np.int32)))
+    out = table[a.view(np.uint8) & 15].view(np.int32)
+    return out if np.ndim(x) else out[0]
+
+
 def convert(x: Any, to: str) -> Any:
     x = np.asarray(x)
     if x.dtype.kind == "f" and to in ("i32", "i64"):
@@ -171,7 +179,8 @@ _BINARY = {"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{
            "irem": "{0} - idiv({0}, {1}) * {1}", "imin": "np.minimum({0}, {1})", "imax": "np.maximum({0}, {1})",
            "lshr": "lshr({0}, {1})", "fma": "fma({0}, {1}, {2})", "sqrt": "np.sqrt({0})", "neg": "-{0}",
            "abs": "np.abs({0})", "select": "np.where({0}, {1}, {2})[()]", "not": "~{0}", "floor": "np.floor({0})",
-           "rint": "np.rint({0})", "dot4": "dot4({0}, {1}, {2})", "first": "np.broadcast_to({0}, L)[0]"}
+           "rint": "np.rint({0})", "dot4": "dot4({0}, {1}, {2})",
+           "lookup": "lookup({0}, {1}, {2}, {3}, {4})", "first": "np.broadcast_to({0}, L)[0]"}
 _BITS = {"i32": "np.int32", "i64": "np.int64", "f32": "np.float32", "f64": "np.float64"}
 
 
@@ -278,7 +287,7 @@ def _shift(x: np.ndarray, by: int) -> np.ndarray:
 def compile_kernel(kernel: Kernel) -> dict[str, Any]:
     """The namespace with `grid(A)` and `run(A, group)`."""
     names: dict[str, Any] = {
-        "np": np, "fma": fma, "dot4": dot4, "lshr": lshr, "convert": convert, "idiv": idiv, "tree": tree,
+        "np": np, "fma": fma, "dot4": dot4, "lookup": lookup, "lshr": lshr, "convert": convert, "idiv": idiv, "tree": tree,
         "const": lambda t, x: _constant(t, repr(x)), "scratch": _scratch, "shift": _shift, "L": kernel.lanes,
         "LANE": np.arange(kernel.lanes, dtype=np.int32), "inf": float("inf"), "nan": float("nan")}
     exec(compile(_Source(kernel).text(), f"<loop_eval {kernel.name}>", "exec"), names)

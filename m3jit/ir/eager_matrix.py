@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from m3jit.errors import OperandError
-from m3jit.ir import eager_blocks, eager_math, scalar_math
+from m3jit.ir import eager_blocks, eager_encode, eager_math, scalar_math
 from m3jit.ir.eager_layout import check_range
 from m3jit.ir.eager_math import fma32
+from m3jit.ir.eager_qdot import qdot
 from m3jit.ir.eager_reduce import LANES, tree
 from m3jit.ir.eager_values import describe, float_tensor, floats, index_tensor, make, tensor, to_f32, widen
 from m3jit.ir.rope_frequencies import rope_frequencies
@@ -42,87 +43,6 @@ def dot64(x: np.ndarray, w: np.ndarray) -> np.ndarray:
                     fma32(row[step:step + LANES], part[:, step:step + LANES], acc, out=acc)
                 out[r, at:at + chunk] = tree(acc, np.add)
     return out
-
-
-# -- integer dots -----------------------------------------------------------------------------------------------------
-
-def _group_dots(q: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Exact sums of q * w over groups: q [R, g, e], w [N, g, e] -> f64 [g, R, N].
-
-    e <= 32 products of magnitude <= 128 * 128 stay below 2^24, so the f32 product of matrices is exact in any order."""
-    return np.matmul(q.transpose(1, 0, 2).astype(np.float32),
-                     w.transpose(1, 2, 0).astype(np.float32)).astype(np.float64)
-
-
-def _weighted(scales: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """sum_j scales[n, b, j] * sums[b, j, R, N] as f32 [b, R, N]; the integer is exact in f64, rounded once."""
-    return np.einsum("nbj,bjrn->brn", scales.astype(np.float64), sums).astype(np.float32)
-
-
-def _qdot_32(name: str, q: np.ndarray, d: np.ndarray, raw: np.ndarray) -> np.ndarray:
-    """Q8_0, Q4_0: acc = fma(dw dx, f32(isum), acc).  Q4_1: u = fma(dw, f32(isum), m f32(qsum));
-    acc = fma(dx, u, acc)."""
-    if name == "Q8_0":
-        w = raw[..., 2:].view(np.int8)
-    else:
-        w = eager_blocks.nibbles(raw[..., (2 if name == "Q4_0" else 4):]).astype(np.int8) - (8 if name == "Q4_0" else 0)
-    isum = _group_dots(q, w).astype(np.float32)
-    scale = eager_blocks.f16(raw, 0)[..., 0].T[:, None, :]
-    dx = d.T[:, :, None]
-    acc = np.zeros(isum.shape[1:], np.float32)
-    if name != "Q4_1":
-        u = scale * dx
-        for b in range(len(isum)):
-            acc = fma32(u[b], isum[b], acc)
-        return acc
-    low = eager_blocks.f16(raw, 2)[..., 0].T[:, None, :]
-    qsum = q.sum(axis=-1, dtype=np.int32).astype(np.float32).T[:, :, None]
-    for b in range(len(isum)):
-        acc = fma32(dx[b], fma32(scale[b], isum[b], low[b] * qsum[b]), acc)
-    return acc
-
-
-def _qdot_q4_k(q: np.ndarray, d: np.ndarray, raw: np.ndarray) -> np.ndarray:
-    """u = fma(d, f32(isum), -(dmin f32(msum))); acc = fma(dx, u, acc), over super-blocks of 256."""
-    rows, blocks = raw.shape[:2]
-    groups = q.reshape(len(q), blocks * 8, 32)
-    sums = _group_dots(groups, eager_blocks.nibbles_by_32(raw[..., 16:]).reshape(rows, blocks * 8, 32))
-    scale, low = eager_blocks.scales_k4(raw[..., 4:16])
-    isum = _weighted(scale, sums.reshape(blocks, 8, len(q), rows))
-    q_sums = groups.sum(axis=-1, dtype=np.int64).reshape(len(q), blocks, 8)
-    msum = np.einsum("nbj,rbj->brn", low.astype(np.int64), q_sums).astype(np.float32)
-    d_w, d_min = (eager_blocks.f16(raw, at)[..., 0].T[:, None, :] for at in (0, 2))
-    acc = np.zeros(isum.shape[1:], np.float32)
-    for b in range(blocks):
-        u = fma32(d_w[b], isum[b], -(d_min[b] * msum[b]))
-        acc = fma32(d.T[b][:, None], u, acc)
-    return acc
-
-
-def _qdot_q6_k(q: np.ndarray, d: np.ndarray, raw: np.ndarray) -> np.ndarray:
-    """acc = fma(dx, d f32(isum), acc), over super-blocks of 256 with 16 signed scales."""
-    rows, blocks = raw.shape[:2]
-    w = eager_blocks.q6_integers(raw).astype(np.int8) - 32
-    sums = _group_dots(q.reshape(len(q), blocks * 16, 16), w.reshape(rows, blocks * 16, 16))
-    scale = np.ascontiguousarray(raw[..., 192:208]).view(np.int8)
-    isum = _weighted(scale, sums.reshape(blocks, 16, len(q), rows))
-    d_w = eager_blocks.f16(raw, 208)[..., 0].T[:, None, :]
-    acc = np.zeros(isum.shape[1:], np.float32)
-    for b in range(blocks):
-        acc = fma32(d.T[b][:, None], d_w[b] * isum[b], acc)
-    return acc
-
-
-def qdot(q: np.ndarray, d: np.ndarray, dtype: DType, data: np.ndarray) -> np.ndarray:
-    """Quantised activations q int8 [R, K], d f32 [R, K / block] times packed rows [N, row bytes] -> f32 [R, N]."""
-    raw = eager_blocks.split(dtype, data)
-    blocks = q.reshape(len(q), raw.shape[1], dtype.block)
-    with np.errstate(all="ignore"):
-        if dtype.name == "Q4_K":
-            return _qdot_q4_k(blocks, d, raw)
-        if dtype.name == "Q6_K":
-            return _qdot_q6_k(blocks, d, raw)
-        return _qdot_32(dtype.name, blocks, d, raw)
 
 
 def quantize_rows(x: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -193,7 +113,7 @@ class Matrix:
         v = widen(x)
         if not np.isfinite(v).all():
             raise OperandError(f"QUANTIZE: {describe(x)} holds infinities or NaN; SANITY_CHECK replaces them")
-        return Tensor(dtype, x.shape, eager_blocks.encode(dtype, v))
+        return Tensor(dtype, x.shape, eager_encode.encode(dtype, v))
 
     def dequantize(self, x):
         """A block tensor's values as F32."""

@@ -52,6 +52,8 @@ PURE: dict[str, tuple[int, str]] = {
                "operand must be in range; i32->i64 sign-extends; i64->i32 wraps; b1->int 0/1"),
     "zext": (1, "i32 -> i64 zero-extended"),
     "dot4": (3, "acc + sum of 4 products u8(a byte i) * s8(b byte i), i32, exact (wraps)"),
+    "lookup": (5, "i32: each byte of a, all 0..15, replaced by that byte of the table of 16 in the constants b, c, d, "
+                  "e (little-endian)"),
     "shuffle_down": (1, "lane l receives the value of lane l + attrs['by']; lanes >= lanes-by receive their own"),
     "first": (1, "the value of lane 0, as a uniform"),
     "fold": (1, "halving tree over lanes with attrs['op'] in add,mul,fmin,fmax,imin,imax,and,or: lane l combines "
@@ -248,6 +250,11 @@ class Builder:
     def zext(self, a): return self.pure("zext", a)
     def logical_not(self, a): return self.pure("not", a)
     def dot4(self, acc, u8x4, s8x4): return self.pure("dot4", acc, u8x4, s8x4)
+
+    def lookup(self, codes: Value, table: Sequence[int]) -> Value:
+        """Bytes 0..15 of i32 `codes` replaced by bytes of the table, four i32 words."""
+        return self.pure("lookup", codes, *map(self.i32, table))
+
     def first(self, a): return self.pure("first", a)
     def fold(self, a, op: str): return self.pure("fold", a, op=op)
     def shuffle_down(self, a, by: int): return self.pure("shuffle_down", a, by=by)
@@ -437,6 +444,9 @@ def result_type(op: str, args: Sequence[Value], attrs: dict, where: str) -> str:
         return "i64"
     if op == "dot4":
         need(types == ["i32"] * 3, "three i32")
+        return "i32"
+    if op == "lookup":
+        need(types == ["i32"] * 5 and all(a.op == "const" for a in args[1:]), "an i32 and four constants i32")
         return "i32"
     return types[0]                # first, fold, shuffle_down
 

@@ -9,7 +9,7 @@ ISA_VERSION = (1, 0)
 _MODEL = StateDoc("a state of the context (the weights themselves are mapped, shared and read-only)",
                   "O(1), part of the root", "handles are as they were; files stay mapped")
 _CURRENT = StateDoc("the current model of the context root", "O(1), part of the root", "restored")
-_QUANTS = "ANY F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q4_K Q6_K"
+_QUANTS = "ANY F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q4_K Q6_K Q5_0 Q5_1 Q2_K Q3_K Q5_K IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4"
 
 
 # -- models -------------------------------------------------------------------------------------------------------

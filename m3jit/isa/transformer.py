@@ -134,8 +134,8 @@ def matvec(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, transpose: Flag(4) = False
            act: fused_act()[0] = None):
     """rd = x W (+ bias), x [.., K], W [K, N]; TRANSPOSE: W is stored [N, K], as model files store it.  Then ACT.
 
-    FP32: canonical float dots (64 lanes) with the weights' exact values.  INT8: x is quantised to int8 in blocks of 32
-    (Q8_0 Q4_0 Q4_1) or 256 (Q4_K Q6_K), block dots are exact integers, their combination folds over the blocks; W
+    FP32: canonical float dots (64 lanes) with the weights' exact values.  INT8: x is quantised to int8 in blocks as
+    long as those of W's type (32 or 256), block dots are exact integers, their combination folds over the blocks; W
     must be block-quantised [N, K].  BF16, FP16: as FP32, the result stored in that type.  Otherwise the result is F32.
     Traps: inner lengths that differ; INT8 with another weight type or without TRANSPOSE."""
     y = product(xp, x, w, transpose, precision)

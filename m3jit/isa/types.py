@@ -54,16 +54,21 @@ Q3_K = DType("Q3_K", 11, "block", 110, 256)
 Q4_K = DType("Q4_K", 12, "block", 144, 256)
 Q5_K = DType("Q5_K", 13, "block", 176, 256)
 Q6_K = DType("Q6_K", 14, "block", 210, 256)
+IQ4_NL = DType("IQ4_NL", 20, "block", 18, 32)
+IQ4_XS = DType("IQ4_XS", 23, "block", 136, 256)
+TQ1_0 = DType("TQ1_0", 34, "block", 54, 256)
+TQ2_0 = DType("TQ2_0", 35, "block", 66, 256)
+MXFP4 = DType("MXFP4", 39, "block", 17, 32)
 
-DTYPES: dict[str, DType] = {d.name: d for d in (F32, F16, BF16, I8, U8, I16, I32, I64, BOOL, Q4_0, Q4_1, Q5_0, Q5_1,
-                                                Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)}
+BLOCKS = (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TQ1_0, TQ2_0)
+DTYPES: dict[str, DType] = {d.name: d for d in (F32, F16, BF16, I8, U8, I16, I32, I64, BOOL, *BLOCKS)}
 BY_CODE: dict[int, DType] = {d.code: d for d in DTYPES.values()}
 FLOATS = (F32, F16, BF16)
 INTS = (I8, U8, I16, I32, I64)
 PLAIN = FLOATS + INTS + (BOOL,)
-WEIGHTS = (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)     # what a weight matrix may be in this version
+WEIGHTS = (*FLOATS, *BLOCKS)                             # what a weight matrix may be
 # block types with an integer dot product -> elements of a block of quantised activations
-ACTIVATION_BLOCK = {"Q8_0": 32, "Q4_0": 32, "Q4_1": 32, "Q4_K": 256, "Q6_K": 256}
+ACTIVATION_BLOCK = {d.name: d.block for d in BLOCKS}
 MAX_RANK = 5
 
 _FROM_NUMPY = {"float32": F32, "float16": F16, "int8": I8, "uint8": U8, "int16": I16, "int32": I32, "int64": I64,

@@ -23,6 +23,7 @@ from tests.kernels import reference
 PACKED = [d.name for d in layout.PACKED]
 
 
+ALSO = ("Q5_0", "Q5_1", "MXFP4", "Q2_K", "Q3_K", "Q5_K", "IQ4_XS", "TQ1_0", "TQ2_0")   # mostly in the sweep only
 def records(rng: np.random.Generator, rows: int, cols: int, block: int) -> np.ndarray:
     """Activation records of random rows, made by the NumPy evaluator."""
     from tests.loop_eval import run_kernel
@@ -59,8 +60,9 @@ def _quantised() -> Iterable[Case]:
                 return [records(rng, tokens, 2 * block, block), _packed(rng, name, rows, 2 * block),
                         blank((tokens, rows)), tokens, 2 * block, rows]
             yield Case(f"qmatmul_{name}_{tokens}x{rows}", lambda name=name: qmatmul.qmatmul(name), make,
-                       first_slice=(tokens, rows) == (1, 50) or (name, tokens) == ("Q8_0", 3),
-                       slow=(tokens, rows) in ((0, 16), (1, 1), (9, 33)), heavy=block == 256)
+                       first_slice=name not in ALSO and (tokens, rows) == (1, 50) or (name, tokens) == ("Q8_0", 3),
+                       slow=(tokens, rows) in ((0, 16), (1, 1), (9, 33)) or name in ALSO and rows != 17,
+                       heavy=block == 256 or name in ALSO)
 
     def biased(rng):
         return [records(rng, 2, 64, 32), _packed(rng, "Q4_1", 35, 64), blank((2, 35)), floats(rng, 35),
@@ -81,7 +83,8 @@ def weight(rng: np.random.Generator, name: str, rows: int, cols: int) -> np.ndar
 
 def _products() -> Iterable[Case]:
     for name, rows, cols in (("F32", 37, 200), ("F16", 5, 64), ("BF16", 5, 33), ("F32", 1, 1), ("Q8_0", 5, 96),
-                             ("Q4_0", 5, 32), ("Q4_1", 5, 160), ("Q4_K", 3, 512), ("Q6_K", 3, 256)):
+                             ("Q4_0", 5, 32), ("Q4_1", 5, 160), ("Q4_K", 3, 512), ("Q6_K", 3, 256),
+                             *((name, 3, 256) for name in (*ALSO, "IQ4_NL"))):
         for tokens in (0, 1, 3, 9):
             def make(rng, name=name, rows=rows, cols=cols, tokens=tokens):
                 return [floats(rng, tokens, cols), weight(rng, name, rows, cols), blank((tokens, rows)), tokens, cols,
@@ -93,7 +96,7 @@ def _products() -> Iterable[Case]:
                 slow=tokens in (0, 9)
                 or DTYPES[name].is_block
                 and tokens == 3
-                or name in ("Q4_1", "Q4_0", "Q4_K", "Q6_K", "F16"),
+                or name in ("Q4_1", "Q4_0", "Q4_K", "Q6_K", "F16", *ALSO, "IQ4_NL"),
                 heavy=True,
             )
     for name, cols, outs, tokens in (("F32", 100, 37, 3), ("F16", 64, 70, 1), ("BF16", 3, 5, 5), ("F32", 130, 1, 0)):
@@ -110,7 +113,8 @@ def _rows() -> Iterable[Case]:
 
         def make(rng, name=name, cols=cols):
             return [np.array([2, 0, 2], np.int64), weight(rng, name, 3, cols), blank((3, cols)), 3, cols]
-        yield Case(f"embed_{name}", lambda name=name: embed.embed(name), make, slow=name in ("Q4_0", "Q6_K", "F16"))
+        yield Case(f"embed_{name}", lambda name=name: embed.embed(name), make,
+                   slow=name in ("Q4_0", "Q6_K", "F16", "IQ4_NL", *ALSO) and name != "TQ1_0", heavy=name == "TQ1_0")
     for name in PACKED:
         def make(rng, name=name):
             return [weight(rng, name, 3, 2048), blank((3, 2048)), 3 * 2048]

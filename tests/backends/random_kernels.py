@@ -228,7 +228,8 @@ class _Generator:
                lambda: b.lshr(x, y & mask), lambda: b.bits(x),
                lambda: b.bits(b.canonical_nan(self.some(self.pick(FLOATS))))]
         if t == "i32":
-            ops += [lambda: b.zext(x), lambda: b.dot4(self.some("i32"), x, y), lambda: b.dot4(self.some("i32"), x, y)]
+            ops += [lambda: b.zext(x), lambda: b.dot4(self.some("i32"), x, y), lambda: b.dot4(self.some("i32"), x, y),
+                    lambda: b.lookup(x & 0x0F0F0F0F, [0x3020100 * 7 + 5, -2, 2 ** 31 - 1, -0x7F1E2D3C])]
         return self.pick(ops)()
 
     def rounding(self) -> Value:

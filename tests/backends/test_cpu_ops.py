@@ -70,6 +70,7 @@ def every_operation(b: Builder, type: str, a, c, d) -> dict[str, object]:
         out["other"] = b.cvt(a, "i64" if type == "i32" else "i32")
         if type == "i32":
             out["zext"], out["dot4"] = b.zext(a), b.dot4(d, a, c)
+            out["lookup"] = b.lookup(a & 0x0F0F0F0F, [0x03020100, -1, 0x7F00FF80, -0x78563412])
     return out
 
 

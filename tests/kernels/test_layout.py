@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 
+from m3jit.ir.eager_encode import pack_trits
 from m3jit.isa.types import DTYPES, F32
 from m3jit.kernels import layout
 
@@ -9,9 +10,14 @@ from m3jit.kernels import layout
 @pytest.mark.parametrize("rows, cols", ((1, 256), (16, 512), (50, 768), (0, 256)))
 @pytest.mark.parametrize("dtype", layout.PACKED, ids=lambda d: d.name)
 def test_unpack_inverts_repack(dtype, rows, cols):
-    raw = np.random.default_rng(rows).integers(0, 256, (rows, dtype.row_bytes(cols)), dtype=np.uint8)
+    rng = np.random.default_rng(rows)
+    raw = rng.integers(0, 256, (rows, dtype.row_bytes(cols)), dtype=np.uint8)
+    if dtype.name == "TQ1_0":                            # bytes that five digits are written as
+        digits = rng.integers(0, 3, (rows, cols // 256, 256), dtype=np.uint8)
+        raw = np.concatenate([pack_trits(digits), raw.reshape(*digits.shape[:2], 54)[..., 52:]], -1).reshape(raw.shape)
     packed = layout.repack(dtype, raw, rows, cols)
-    assert packed.size == layout.packed_bytes(dtype, rows, cols) == -(-rows // 16) * 16 * dtype.row_bytes(cols)
+    recoded = {"Q3_K": 114, "IQ4_XS": 138, "TQ1_0": 66}.get(dtype.name, dtype.nbytes)
+    assert packed.size == layout.packed_bytes(dtype, rows, cols) == -(-rows // 16) * 16 * cols // dtype.block * recoded
     assert np.array_equal(layout.unpack(dtype, packed, rows, cols), raw)
 
 

@@ -23,7 +23,8 @@ def weight(rng, name, rows, cols):
 @pytest.mark.parametrize("tokens", (0, 1, 3, 9, 13))
 @pytest.mark.parametrize("name, rows, cols", (("F32", 37, 200), ("F16", 21, 64), ("BF16", 5, 33), ("F32", 3, 1),
                                               ("Q8_0", 20, 96), ("Q4_0", 5, 32), ("Q4_1", 5, 160), ("Q4_K", 6, 512),
-                                              ("Q6_K", 6, 256)))
+                                              ("Q6_K", 6, 256), ("Q5_0", 5, 32), ("Q5_K", 3, 256), ("TQ1_0", 3, 256),
+                                              ("IQ4_NL", 5, 96)))
 def test_rows(name, rows, cols, tokens):
     rng = np.random.default_rng(tokens)
     w, x = weight(rng, name, rows, cols), rng.normal(0, 1, (tokens, cols)).astype(np.float32)

@@ -44,6 +44,7 @@ def test_quantize_activation_records(block):
         low, high = (got[:, at:at + 8].view(np.int8).astype(np.int64) for at in (260, 268))
         assert (128 * high + low == sub).all()
         assert (words[:, 69:85] == -32 * s.reshape(-1, 16, 16).sum(2)).all()
+        assert (words[:, 85] == -s.sum(1)).all()
     q_out, d_out = np.empty_like(q), np.empty_like(d)
     run(quantize.quantize_rows(block), [x, q_out, d_out, x.size // block])
     assert q_out.tobytes() == q.tobytes() and d_out.tobytes() == d.tobytes()
@@ -55,10 +56,8 @@ def test_extreme_sums_are_exact(name):
     dtype = DTYPES[name]
     cols = dtype.block
     raw = reference.random_blocks(np.random.default_rng(5), dtype, 16, cols)
-    quants = slice(16, None) if name == "Q4_K" else slice(0, 192) if name == "Q6_K" else slice(4, None)
-    raw[:, quants] = 0xFF
-    if name == "Q4_K":
-        raw[:, 4:16] = 0xFF
+    kept = {at + i for at in reference.SCALES[name] for i in range(2)} | ({0} if name == "MXFP4" else set())
+    raw[:, [i for i in range(dtype.nbytes) if i not in kept]] = 0xFF
     for sign in (1, -1):
         x = np.full((1, cols), sign, np.float32)
         y = np.empty((1, 16), np.float32)
@@ -66,8 +65,11 @@ def test_extreme_sums_are_exact(name):
         assert y.tobytes() == reference.qmatmul(x, raw, dtype).tobytes()
 
 
-@pytest.mark.parametrize("tokens", (0, 1, 3, 8, 9, 13))
-@pytest.mark.parametrize("name", TYPES)
+ALL_TILES = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "IQ4_NL")
+
+
+@pytest.mark.parametrize("name, tokens", [(n, t) for n in TYPES for t in (0, 1, 3, 8, 9, 13)
+                                          if n in ALL_TILES or t in (1, 13)])
 def test_qmatmul(name, tokens):
     dtype = DTYPES[name]
     rows, cols = (50, 3 * dtype.block) if dtype.block == 32 else (39, 2 * dtype.block)
@@ -96,7 +98,7 @@ def test_qmatmul_row_tiles(rows):
 
 
 @pytest.mark.parametrize("tokens", (1, 5))
-@pytest.mark.parametrize("gate, up", (("Q4_1", "Q4_1"), ("Q8_0", "Q4_0"), ("Q4_K", "Q6_K")))
+@pytest.mark.parametrize("gate, up", (("Q4_1", "Q4_1"), ("Q8_0", "Q5_0"), ("Q4_K", "Q6_K")))
 def test_qmatmul_gated(gate, up, tokens):
     rows, cols = 21, 512
     rng = np.random.default_rng(7)

@@ -4,13 +4,13 @@ import pytest
 
 from m3jit.ir.eager import EagerXp
 from m3jit.ir.rope_frequencies import rope_frequencies
-from m3jit.isa.types import DTYPES, Tensor
+from m3jit.isa.types import DTYPES, WEIGHTS, Tensor
 from m3jit.kernels import argmax, embed, rope
 from tests.kernels.executors import run
 from tests.kernels.test_matmul import weight
 
 XP = EagerXp()
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+TYPES = tuple(d.name for d in WEIGHTS)
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -16,8 +16,9 @@ from m3jit.ir import eager_math
 from m3jit.ir.eager_attention import default_scale
 from m3jit.ir.rope_frequencies import rope_frequencies
 from m3jit.isa.kv import KVStream
-from m3jit.isa.types import F16, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, Tensor
+from m3jit.isa.types import BLOCKS, F16, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, Tensor
 from tests.exact import exact_f32, fma
+from tests.kernels import reference
 from tests.ops.cases import XP, noise, tensor
 from tests.ops.witness_layout import blocks
 
@@ -190,6 +191,12 @@ def test_integer_products_follow_the_formula_of_each_block_type(dtype):
             want = qdot_q4_k(w.data[n], q, dx) if dtype is Q4_K else qdot_q6_k(w.data[n], q, dx) if dtype is Q6_K else \
                 qdot_32(dtype.name, w.data[n], q, dx)
             assert got[r, n].tobytes() == F(want).tobytes()
+
+
+@pytest.mark.parametrize("dtype", BLOCKS, ids=str)
+def test_integer_products_of_all_block_types(dtype):
+    w, x = blocks((5, 3 * dtype.block), dtype, 13), noise(2, 3 * dtype.block, seed=14)
+    assert XP.qmatmul(tensor(x), w).tobytes() == reference.qmatmul(x, w.data, dtype).tobytes()
 
 
 def test_activation_quantisation_edges():

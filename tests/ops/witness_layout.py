@@ -37,9 +37,11 @@ def blocks(shape: tuple[int, ...], dtype: DType, seed: int = 0) -> Tensor:
     rows = np.random.default_rng([seed, 7]).integers(0, 256, (*shape[:-1], shape[-1] // dtype.block, dtype.nbytes),
                                                      dtype=np.uint8)
     places = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82),
-              "Q3_K": (108,),
+              "Q3_K": (108,), "IQ4_NL": (0,), "IQ4_XS": (0,), "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": (),
               "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
     scale = np.random.default_rng([seed, 8]).uniform(0.001, 0.02, rows.shape[:-1]).astype("<f2")
+    if dtype.name == "MXFP4":                            # an exponent in place of a scale
+        rows[..., 0] = 118 + rows[..., 0] % 6
     for at in places[dtype.name]:
         rows[..., at:at + 2] = scale[..., None].view(np.uint8)
     return Tensor.blocks(dtype, shape, rows)

@@ -9,14 +9,15 @@ import numpy as np
 from scipy import signal, special
 
 from m3jit.isa.kv import KVStream
-from m3jit.isa.types import F16, F32, I32, I64, NEW_STATE, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, Tensor
+from m3jit.isa.types import BF16, BLOCKS, F16, F32, I32, I64, NEW_STATE, Q4_0, Q4_1, Q4_K, Q5_0, Q6_K, Q8_0, Tensor
+from tests.ops.witness_recurrent import conv_with_a_state
 from tests.ops.cases import FLOATS, Case, close, noise, rounded, same, tensor, values, witness
 from tests.ops.witness_layout import blocks, decoded
 
 ACT = {"NONE": lambda x: x, "SILU": lambda x: x * special.expit(x), "RELU": lambda x: np.maximum(x, 0),
        "GELU": lambda x: 0.5 * x * (1 + special.erf(x / np.sqrt(2))), "RELU2": lambda x: np.maximum(x, 0) ** 2,
        "GELU_TANH": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))}
-WEIGHTS = (Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)
+WEIGHTS = BLOCKS
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
@@ -303,6 +304,7 @@ def embed() -> Iterator[Case]:
 
 @witness("ROPE")
 def rope() -> Iterator[Case]:
+    yield from _mixed_ffn()
     for i, (shape, hdim, pos) in enumerate([((8,), 8, 3), ((1, 2), 2, 1), ((3, 12), 4, 0), ((2, 3, 64), 64, 1000),
                                             ((67, 18), 6, 5), ((0, 4), 4, 2), ((1, 130), 130, 99)]):
         for pairing in ("NEOX", "NORM"):
@@ -320,6 +322,20 @@ def rope() -> Iterator[Case]:
                            {"x": tensor(x), "pos": pos, "hdim": hdim, "pairing": pairing, **named},
                            close(want, F32, 6 + 3.0 * (pos + 70), 1.0), shape)
     half = tensor(noise(2, 8, seed=8), F16)
+def _mixed_ffn() -> Iterator[Case]:
+    """Gate, up and down of different types, with activation blocks of 32 and 256: as in the Q4_K_M mixes."""
+    x = noise(2, 256, seed=4)
+    for gate, up, down in ((Q5_0, Q4_K, Q6_K), (Q4_K, Q4_K, Q5_0), (Q4_K, Q6_K, Q8_0)):
+        w1, w2, w3 = blocks((256, 256), gate, 1), blocks((5, 256), down, 2), blocks((256, 256), up, 3)
+        d1, d2, d3 = (decoded(w).astype(np.float64) for w in (w1, w2, w3))
+        q1, q3 = (quantised(x.astype(np.float64), w.dtype.block) for w in (w1, w3))
+        hidden = ACT["SILU"](q1 @ d1.T) * (q3 @ d3.T)
+        size = np.abs(hidden) @ np.abs(d2).T             # no hidden element is near a rounding limit in these cases
+        yield Case(f"INT8 {gate} {up} {down}",
+                   {"x": tensor(x), "w1": w1, "w2": w2, "w3": w3, "transpose": True, "precision": "INT8"},
+                   close(quantised(hidden, w2.dtype.block) @ d2.T, F32, 200, size))
+
+
     yield Case("F16", {"x": half, "pos": 2, "hdim": 4},
                close(_rotate(values(half), 4, 2, "NEOX", 10000.0, 1.0, np.ones(2)), F16, 10, 1.0))
 

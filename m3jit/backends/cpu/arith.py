@@ -25,6 +25,8 @@ class Arith:
 
     def pure(self, op: str, type: str, args: list[Val], attrs: dict, live: list[bool]) -> Val:
         """Value of `op`; parts whose `live` flag is off are not computed (no one reads them)."""
+        if op == "lookup":
+            attrs = {"table": [a.const for a in args[1:]]}
         if all(a.uniform for a in args):
             v = self.lanes.uniform(type, emit(self.w, SCALAR, self.target, op, type, args[0].type if args else type,
                                               [a.scalar for a in args], attrs))
@@ -161,6 +163,8 @@ def emit(w: Writer, F: Form, target: CpuTarget, op: str, type: str, operand: str
             return convert(w, F, operand, attrs["to"], x[0])
         case "dot4":
             return dot4(w, F, target, *x, bytes7=attrs.get("bytes7", False))
+        case "lookup":
+            return lookup(w, F, target, x[0], attrs["table"])
     raise NotImplementedError(f"CPU renderer: no operation {op} on {operand}")
 
 
@@ -235,6 +239,40 @@ def dot4(w: Writer, F: Form, target: CpuTarget, acc: str, a: str, b: str, bytes7
         s = w.op(f"ashr {i32} {s}, {F.k('i32', 24)}")
         acc = w.op(f"add {i32} {acc}, {w.op(f'mul {i32} {u}, {s}')}")
     return acc
+
+
+_PSHUFB = {16: ("avx512bw", "llvm.x86.avx512.pshuf.b.512"), 8: ("avx2", "llvm.x86.avx2.pshuf.b"),
+           4: ("ssse3", "llvm.x86.ssse3.pshuf.b.128")}
+
+
+def lookup(w: Writer, F: Form, target: CpuTarget, codes: str, table: list[int]) -> str:
+    """Each byte of `codes`, all 0..15, replaced by that byte of the 16 of `table` (four words)."""
+    n, i32 = F.width, F.t("i32")
+    if n in _PSHUFB and target.has(_PSHUFB[n][0]):
+        t8 = f"<{4 * n} x i8>"
+        entries = b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in table) * (n // 4)
+        constant = f"<{', '.join(f'i8 {v}' for v in entries)}>"
+        x = w.op(f"bitcast {i32} {codes} to {t8}")
+        found = w.call(t8, _PSHUFB[n][1], f"{t8} {constant}, {t8} {x}", f"{t8}, {t8}")
+        return w.op(f"bitcast {t8} {found} to {i32}")
+    # a tree of selections on all four bytes at once: bit k of a code, spread over its byte, picks one of two entries
+    level: list[int | str] = [word >> 8 * i & 255 for word in table for i in range(4)]
+    level = [v * 0x01010101 for v in level]
+    for k in range(4):
+        bit = w.op(f"lshr {i32} {codes}, {F.k('i32', k)}") if k else codes
+        bit = w.op(f"and {i32} {bit}, {F.k('i32', 0x01010101)}")
+        mask = w.op(f"mul {i32} {bit}, {F.k('i32', 255)}")
+        nodes: list[str] = []
+        for zero, one in zip(level[0::2], level[1::2]):
+            differ = F.k("i32", _signed(zero ^ one)) if k == 0 else w.op(f"xor {i32} {zero}, {one}")
+            first = F.k("i32", _signed(zero)) if k == 0 else zero
+            nodes.append(w.op(f"xor {i32} {first}, {w.op(f'and {i32} {mask}, {differ}')}"))
+        level = list(nodes)
+    return level[0]
+
+
+def _signed(word: int) -> int:
+    return (word & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
 
 
 def _has_vnni(target: CpuTarget, width: int) -> bool:

@@ -398,6 +398,8 @@ class _Renderer:
                 return self._convert(t, v.type, a[0])
             case "dot4":
                 return self._dot4(*a)
+            case "lookup":
+                return self._lookup(*a)
         raise KeyError(f"no LLVM IR for {op}")
 
     def _convert(self, source: str, target: str, x: str) -> str:
@@ -418,6 +420,19 @@ class _Renderer:
         """dp4a: four byte products and a 32-bit sum that wraps; nothing saturates, so it is exactly dot4."""
         self.declared.add("declare i32 @llvm.nvvm.idp4a.u.s(i32, i32, i32)")
         return self.value(f"call i32 @llvm.nvvm.idp4a.u.s(i32 {u}, i32 {s}, i32 {acc})")
+
+    def _lookup(self, codes: str, *words: str) -> str:
+        """Per byte: one of four words by bits 2 and 3 of its code, a byte of that by bits 0 and 1."""
+        out = "0"
+        for at in (0, 8, 16, 24):
+            code = self.value(f"and i32 {self.value(f'lshr i32 {codes}, {at}')}, 15")
+            four, eight = (self.value(f"icmp ne i32 {self.value(f'and i32 {code}, {bit}')}, 0") for bit in (4, 8))
+            pairs = [self.value(f"select i1 {four}, i32 {words[i + 1]}, i32 {words[i]}") for i in (0, 2)]
+            word = self.value(f"select i1 {eight}, i32 {pairs[1]}, i32 {pairs[0]}")
+            place = self.value(f"shl i32 {self.value(f'and i32 {code}, 3')}, 3")
+            byte = self.value(f"and i32 {self.value(f'lshr i32 {word}, {place}')}, 255")
+            out = self.value(f"or i32 {out}, {self.value(f'shl i32 {byte}, {at}')}")
+        return out
 
     # -- half precision, by integers: a GPU's conversions replace NaNs, the contract's keep their upper bits -----------
     def _select(self, test: str, a: str, b: str) -> str:

@@ -71,13 +71,23 @@ int dot4(int acc, int u, int s) {
     char4 x = as_char4(s);
     return acc + (int)w.x * (int)x.x + (int)w.y * (int)x.y + (int)w.z * (int)x.z + (int)w.w * (int)x.w;
 }
+
+int lookup(int codes, int t0, int t1, int t2, int t3) {
+    uint out = 0;
+    for (int at = 0; at < 32; at += 8) {
+        uint code = ((uint)codes >> at) & 15u;
+        int word = code & 8u ? (code & 4u ? t3 : t2) : (code & 4u ? t1 : t0);
+        out |= (((uint)word >> (8u * (code & 3u))) & 255u) << at;
+    }
+    return (int)out;
+}
 """
 
 
 _RESERVED = frozenset("""
     auto break case char const continue default do double else enum extern float for goto if inline int long register
     restrict return short signed sizeof static struct switch typedef union unsigned void volatile while half bool uchar
-    ushort uint ulong size_t kernel global local constant private generic pipe lane group fma sqrt floor rint fabs dot4
+    ushort uint ulong size_t kernel global local constant private generic pipe lane group fma sqrt floor rint fabs dot4 lookup
     barrier nan_f32 nan_f64 f32_from_f16 f16_from_f32 bf16_from_f32""".split())
 
 
@@ -263,7 +273,7 @@ class _Renderer:
         if op in _INFIX:
             return f"{a[0]} {_INFIX[op]} {a[1]}"
         match op:
-            case "fma" | "sqrt" | "floor" | "rint" | "dot4":
+            case "fma" | "sqrt" | "floor" | "rint" | "dot4" | "lookup":
                 return f"{op}({', '.join(a)})"
             case "neg":
                 return f"({_TYPE[t]})(0u - ({_UNSIGNED[t]}){a[0]})" if t in _UNSIGNED else f"-({a[0]})"

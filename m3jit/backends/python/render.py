@@ -28,7 +28,7 @@ _WRAPS = (*_RING, "shl")
 _WIDTH = 64                                 # an operand longer than this gets a name of its own
 _WORDS = """
     lane lane_numbers group groups thread threads i32 i64 f32 f64 inf nan where fma sqrt floor rint absolute negative
-    lshr_i32 lshr_i64 idiv irem minimum maximum min max dot4 zext first shuffle_down scratch canonical
+    lshr_i32 lshr_i64 idiv irem minimum maximum min max dot4 lookup zext first shuffle_down scratch canonical
     range""".split()
 HELPERS = frozenset(
     _WORDS

@@ -136,6 +136,18 @@ def _dot4(b: ir.IRBuilder, acc: ir.Value, u: ir.Value, s: ir.Value) -> ir.Value:
     return acc
 
 
+def _lookup(b: ir.IRBuilder, x: ir.Value, *words: ir.Value) -> ir.Value:
+    """Four selections of a word by bits 2 and 3 of each byte, then of a byte by bits 0 and 1."""
+    out = _k(x, I32, 0)
+    for shift in (0, 8, 16, 24):
+        code = b.and_(b.lshr(x, _k(x, I32, shift)), _k(x, I32, 15))
+        high = [b.icmp_signed("!=", b.and_(code, _k(x, I32, bit)), _k(x, I32, 0)) for bit in (4, 8)]
+        word = b.select(high[1], b.select(high[0], words[3], words[2]), b.select(high[0], words[1], words[0]))
+        byte = b.lshr(word, b.shl(b.and_(code, _k(x, I32, 3)), _k(x, I32, 3)))
+        out = b.or_(out, b.shl(b.and_(byte, _k(x, I32, 255)), _k(x, I32, shift)))
+    return out
+
+
 def _pick(symbol: str) -> Callable:
     return lambda b, x, y: b.select(b.icmp_signed(symbol, x, y), x, y)
 
@@ -395,6 +407,7 @@ lshr_i64 = _operation("lshr_i64", lambda b, a, n: b.lshr(a, n), _fixed("i64", "i
 idiv = _operation("idiv", lambda b, x, y: b.sdiv(x, y), _same)
 irem = _operation("irem", lambda b, x, y: b.srem(x, y), _same)
 dot4 = _operation("dot4", _dot4, _fixed("i32", "i32"))
+lookup = _operation("lookup", _lookup, _fixed("i32", "i32"))
 zext = _operation("zext", lambda b, x: b.zext(x, _like(x, I64)), _fixed("i64", "i32"))
 
 
@@ -404,7 +417,7 @@ def namespace(lanes: int) -> dict[str, Any]:
     names: dict[str, Any] = {k: globals()[k] for k in (
         "scratch", "fma", "idiv", "irem", "sqrt", "floor", "rint", "negative", "absolute", "canonical", "minimum",
         "maximum",
-        "zext", "first", "dot4", "shuffle_down", "lshr_i32", "lshr_i64")}
+        "zext", "first", "dot4", "lookup", "shuffle_down", "lshr_i32", "lshr_i64")}
     names |= {"inf": math.inf, "nan": math.nan, "i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64,
               "where": _where("", lanes), "lane_numbers": lane_numbers(lanes)}
     for t in MEMORY:

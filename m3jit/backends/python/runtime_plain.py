@@ -173,6 +173,13 @@ def dot4(acc: Any, u: Any, s: Any) -> Any:
     return total.astype(np.int32) if total.ndim else i32(total[()])
 
 
+def lookup(x: Any, *words: Any) -> Any:
+    """Each byte of x (0..15) replaced by that byte of the table of 16 in four words."""
+    table = np.array(words, np.int32).view(np.uint8)
+    out = table[np.ascontiguousarray(np.atleast_1d(np.asarray(x, np.int32))).view(np.uint8) & 15].view(np.int32)
+    return out if np.ndim(x) else i32(out[0])
+
+
 def where(c: Any, a: Any, b: Any) -> np.ndarray:
     kind = _kind(a, b)
     return np.where(c, np.asarray(a, kind), np.asarray(b, kind))
@@ -236,7 +243,7 @@ def namespace(lanes: int) -> dict[str, Any]:
     names: dict[str, Any] = {k: globals()[k] for k in (
         "i32", "i64", "scratch", "fma", "idiv", "irem", "sqrt", "floor", "rint", "negative", "absolute",
         "canonical",
-        "minimum", "maximum", "zext", "first", "dot4", "where", "shuffle_down")}
+        "minimum", "maximum", "zext", "first", "dot4", "lookup", "where", "shuffle_down")}
     part = functools.partial
     names |= {
         "inf": math.inf,

@@ -1,0 +1,45 @@
+"""What the block kernels of the integer matmuls share: one block of some tiles of rows for a tile of tokens.
+
+A block function gets `ws`, the tile-block of each tile of rows (layout R16), and `x`, the tokens' activation records,
+and gives (scale, value) pairs, [tile][token], for acc = fma(scale, value, acc).
+"""
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+from m3jit.ir.loop import Buffer, Builder, Value
+
+NIBBLE = 0x0F0F0F0F
+FEW = 4                                      # tiles x tokens up to which there are registers for more sums at once
+# Bytes the K-quant kernels ask for ahead of their loads.  One stream with this request runs at 0.9-0.95 of a plain read
+# loop; without it, or with two streams, the rate hangs on the order of instructions (Q4_K, Zen 5: 22-39 GB/s for one
+# and the same body at different places, read loop 41).  The 32-element formats gain nothing from it.
+AHEAD = 8192
+
+Pairs = list[list[tuple[Value, Value]]]
+Sums = list[list[Value]]                     # [tile][token]
+Block = Callable[[Builder, Sequence[Buffer], Sequence[Buffer]], Pairs]
+
+
+def dot(b: Builder, sums: Sums, weights: Sequence[Value], x: Sequence[Buffer], word: Value | int) -> None:
+    """sums += weights of each tile times word `word` of each token, whose four bytes are loaded once for all tiles."""
+    for t, record in enumerate(x):
+        bytes4 = b.load("i32", record, word)
+        for s, w in zip(sums, weights):
+            s[t] = b.dot4(s[t], w, bytes4)
+
+
+def add_scaled(totals: Sequence, sums: Sequence[Value], scale: Value) -> None:
+    for total, s in zip(totals, sums):
+        total.set(total.get() + s * scale)
+
+
+def moved(b: Builder, word: Value, left: int) -> Value:
+    """word << left, or the logical >> -left."""
+    return word << left if left > 0 else b.lshr(word, -left) if left < 0 else word
+
+
+def table_words(values: Sequence[int], bias: int) -> list[int]:
+    """16 table values, `bias` added, as the four words of `Builder.lookup`."""
+    raw = bytes(v + bias for v in values)
+    return [int.from_bytes(raw[i:i + 4], "little", signed=True) for i in range(0, 16, 4)]
