@@ -84,11 +84,11 @@ def attend(engine: Engine, g: attention.Geometry, keys: int, tokens: int, layers
            threads: int) -> str:
     """ms per token over `layers` layers with their own pages."""
     rng = np.random.default_rng(0)
-    page, pages = attention.page_bytes(g.dtype, g.kv_heads, g.head_dim), -(-keys // 64)
+    page, pages = g.page_bytes, -(-keys // 64)
     pool = (rng.normal(0, 1, layers * pages * page // 2).astype(np.float16)).view(np.uint8)
     q = rng.normal(0, 1, (tokens, g.heads * g.head_dim)).astype(np.float32)
     out = np.empty_like(q)
-    partial = np.empty(attention.partial_floats(tokens, keys, g.heads, g.head_dim) + 1, np.float32)
+    partial = np.empty(attention.partial_floats(tokens, keys, g.heads, g.value_dim) + 1, np.float32)
     run, join, many = (engine.kernel(f(g))
                        for f in (attention.attn_blocks, attention.attn_combine, attention.attn_rows))
     past = keys - tokens

@@ -8,10 +8,7 @@ Value, for query row t (position p = past + t) of one head, keys by absolute pos
     M = max of m_b;  e_b = exp(m_b - M);  L = fold of fma(l_b, e_b, acc);  out_d = (fold of fma(mix_bd, e_b, acc)) / L
     blocks without a visible key are skipped; no visible key at all gives 0
 
-Pages hold 64 positions of one layer: per kv head K as [head_dim][64], then V as [64][head_dim], in the stream's dtype.
-Stream kernels take `base` (any address) and `table` (i64 per page: byte offset of the page from base, so base 0 makes
-it a table of addresses).  Dense kernels have no table: page i stands at i * page_bytes; dense K and V are first packed
-by `kv_append` with dtype F32, past 0.
+Pages and dense keys: `attention_pages`.
 
 Schedule: up to FEW_TOKENS rows: one group per (token, block, kv head) writes partial results (`attn_blocks`), which
 `attn_combine` folds.  More rows: `attn_rows`, one group per 16 query rows of a kv head, finds M in a first pass over
@@ -22,13 +19,12 @@ barrier before attn_combine); those that do not apply have an empty grid.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Sequence
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import MEMORY, Buffer, Builder, Kernel, Value, Var
+from m3jit.ir.loop import Buffer, Builder, Kernel, Value, Var
+from m3jit.kernels.attention_pages import BLOCK, Geometry, Pages, chunk_mask, kv_append  # noqa: F401
 
-BLOCK = 64                                   # keys of a page and of a block
 FEW_TOKENS = 1                               # up to this many query tokens, blocks are spread over groups
 HEADER = 16                                  # floats before a partial mix: m_b, l_b, unused
 TILE = 4                                     # query rows whose scores are computed together
@@ -36,99 +32,10 @@ GROUP_ROWS = 16                              # query rows of one group of attn_r
 KEPT_BLOCKS = 32                             # blocks whose scores attn_rows keeps from its first pass for the second
 NO_WINDOW = 1 << 40                          # window argument that hides nothing
 
-MEMORY_TYPE = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
 
-
-def page_bytes(dtype: str, kv_heads: int, head_dim: int) -> int:
-    """Bytes of one page (64 positions of one layer)."""
-    return kv_heads * 2 * BLOCK * head_dim * MEMORY[MEMORY_TYPE[dtype]][0]
-
-
-def partial_floats(tokens: int, keys: int, heads: int, head_dim: int) -> int:
+def partial_floats(tokens: int, keys: int, heads: int, value_dim: int) -> int:
     """f32 elements of the partial buffer of attn_blocks (none when attn_rows does the work)."""
-    return tokens * heads * -(-keys // BLOCK) * (head_dim + HEADER) if tokens <= FEW_TOKENS else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """What a kernel is built for; everything else is an argument."""
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: str = "F16"                       # of the pages
-    causal: bool = True
-    softcap: bool = False
-    dense: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kv_heads < 1 or self.heads % self.kv_heads or not 1 <= self.head_dim <= 256:
-            raise ValueError(f"attention needs heads a multiple of kv_heads and 1 <= head_dim <= 256, got {self}")
-        if self.dtype not in MEMORY_TYPE:
-            raise ValueError(f"key/value pages are F16, BF16 or F32, not {self.dtype}")
-
-    @property
-    def name(self) -> str:
-        flags = "".join(f"_{f}" for f in ("causal", "softcap", "dense") if getattr(self, f))
-        return f"{self.heads}_{self.kv_heads}_{self.head_dim}_{self.dtype.lower()}{flags}"
-
-    @property
-    def group_heads(self) -> int:
-        return self.heads // self.kv_heads
-
-    @property
-    def chunks(self) -> int:
-        """Vectors of 64 head-dim elements."""
-        return -(-self.head_dim // 64)
-
-
-class _Pages:
-    """Parameters `base` [, `table`] and the addresses of a block's K and V."""
-
-    def __init__(self, b: Builder, g: Geometry, access: str):
-        self.b, self.g, self.type = b, g, MEMORY_TYPE[g.dtype]
-        self.base = b.ptr("base", access, self.type)
-        self.table = None if g.dense else b.ptr("table", "r", "i64")
-
-    def keys(self, block: Value, kv_head: Value) -> Buffer:
-        """K of a page, [head_dim][64]; V follows at `self.values`."""
-        g = self.g
-        at = block * page_bytes(g.dtype, g.kv_heads, g.head_dim) if self.table is None else \
-            self.b.load("i64", self.table, block)
-        return self.base.at(at + kv_head * (page_bytes(g.dtype, 1, g.head_dim)))
-
-    def values(self, keys: Buffer) -> Buffer:
-        return keys.at(page_bytes(self.g.dtype, 1, self.g.head_dim) // 2)
-
-
-def _chunk_mask(b: Builder, g: Geometry, chunk: int) -> Value | None:
-    """Lanes of a 64-wide piece of the head dimension that exist; None for all."""
-    left = g.head_dim - 64 * chunk
-    return None if left >= 64 else b.lane < left
-
-
-@functools.lru_cache(maxsize=None)
-def kv_append(kv_heads: int, head_dim: int, dtype: str = "F16", dense: bool = False) -> Kernel:
-    """k r f32 [T, kv_heads head_dim], v r the same, base rw pages[, table r i64], T, past i64: row t becomes position
-    past + t, rounded once to the pages' dtype."""
-    g = Geometry(kv_heads, kv_heads, head_dim, dtype, dense=dense)
-    b = Builder(f"kv_append_{g.name}", 64)
-    k, v = b.ptr("k", "r", "f32"), b.ptr("v", "r", "f32")
-    pages = _Pages(b, g, "rw")
-    tokens, past = b.scalar("T"), b.scalar("past")
-    b.set_grid(tokens * kv_heads)
-    token, head = b.group // kv_heads, b.group % kv_heads
-    position = past + token
-    slot = position % BLOCK
-    k_page = pages.keys(position // BLOCK, head)
-    v_page = pages.values(k_page)
-    row = b.group * head_dim
-    for c in range(g.chunks):
-        mask = _chunk_mask(b, g, c)
-        kv = b.canonical_nan(b.load_lanes("f32", k, row + 64 * c, mask))
-        b.store(pages.type, k_page, (b.cvt(b.lane, "i64") + 64 * c) * BLOCK + slot, kv, mask)
-        vv = b.canonical_nan(b.load_lanes("f32", v, row + 64 * c, mask))
-        b.store_lanes(pages.type, v_page, slot * head_dim + 64 * c, vv, mask)
-    return b.finish()
+    return tokens * heads * -(-keys // BLOCK) * (value_dim + HEADER) if tokens <= FEW_TOKENS else 0
 
 
 class _Attention:
@@ -138,10 +45,10 @@ class _Attention:
     def __init__(self, name: str, g: Geometry, extra: str, ahead: bool = False):
         self.g = g
         # K's loads ask for V, V's for the next head's K: both lie as far behind as K is long
-        self.ahead = page_bytes(g.dtype, 1, g.head_dim) // 2 if ahead else 0
+        self.ahead = g.key_bytes if ahead and not g.shared else 0
         self.b = b = Builder(f"{name}_{g.name}", 64)
         self.q = b.ptr("q", "r", "f32")
-        self.pages = _Pages(b, g, "r")
+        self.pages = Pages(b, g, "r")
         self.out = b.ptr(extra, "w", "f32")
         self.tokens, self.past, self.keys = b.scalar("T"), b.scalar("past"), b.scalar("keys")
         self.window, self.scale = b.scalar("window"), b.scalar("scale", "f32")
@@ -150,6 +57,7 @@ class _Attention:
 
     def scratch(self, tiles: int = 1) -> None:
         """Arrays of a tile: raw scores (of `tiles` tiles), then weights, of each row with the block's 64 keys."""
+        self.pages.scratch()
         self.raw = self.b.scratch("scores", "f32", tiles * TILE * BLOCK)
         self.table = self.b.scratch("weights", "f32", TILE * BLOCK)
 
@@ -167,14 +75,13 @@ class _Attention:
 
     def dots(self, queries: Sequence[Buffer], keys: Buffer, raw: Buffer) -> None:
         """raw = dot products of the queries with the block's keys, one key per lane."""
-        b, d = self.b, self.g.head_dim
+        b = self.b
         acc = [b.var("f32", 0.0) for _ in queries]
-        step = next(s for s in (4, 2, 1) if d % s == 0)
-        with b.loop(0, d, step) as i:
-            for u in range(step):
-                k = b.load_lanes(self.pages.type, keys, (i + u) * BLOCK, ahead=self.ahead)
-                for a, q in zip(acc, queries):
-                    a.set(b.fma(b.load("f32", q, i + u), k, a.get()))
+
+        def add(feature: Value, k: Value) -> None:
+            for a, q in zip(acc, queries):
+                a.set(b.fma(b.load("f32", q, feature), k, a.get()))
+        self.pages.each_feature(keys, self.g.head_dim, add, self.ahead)
         for r, a in enumerate(acc):
             b.store_lanes("f32", raw, BLOCK * r, a.get())
         b.sync()
@@ -213,10 +120,9 @@ class _Attention:
 
     def mix(self, acc: Sequence[Var], first_row: Value | int, values: Buffer, chunk: int, lo: Value, hi: Value) -> None:
         """acc[i] folds the weights of row first_row + i times V over keys lo .. hi, for 64 elements of the head."""
-        b, g = self.b, self.g
-        mask = _chunk_mask(b, g, chunk)
+        b = self.b
         with b.loop(lo, hi) as j:
-            v = b.load_lanes(self.pages.type, values, j * g.head_dim + 64 * chunk, mask, ahead=self.ahead)
+            v = self.pages.value(values, j, chunk, self.ahead)
             for i, cell in enumerate(acc):
                 cell.set(b.fma(b.load("f32", self.table, j + BLOCK * i + first_row * BLOCK), v, cell.get()))
 
@@ -232,7 +138,7 @@ def attn_blocks(g: Geometry) -> Kernel:
     """q r f32 [T, heads head_dim], base r pages[, table r i64], partial w f32 (`partial_floats`), T, past, keys,
     window i64, scale f32[, softcap f32].  Empty grid when T > FEW_TOKENS.
 
-    Partial results of row (t, head) and block b stand at ((t heads + head) blocks + b) (head_dim + HEADER)."""
+    Partial results of row (t, head) and block b stand at ((t heads + head) blocks + b) (value_dim + HEADER)."""
     a = _Attention("attn_blocks", g, "partial", ahead=True)
     b = a.b
     b.set_grid(b.select(a.tokens <= FEW_TOKENS, a.tokens * a.blocks * g.kv_heads, b.i64(0)))
@@ -248,9 +154,10 @@ def attn_blocks(g: Geometry) -> Kernel:
         return kv_head * g.group_heads + b.imin(tile * size + i, b.i64(g.group_heads - 1))
 
     def result(tile: Value, i: Value | int) -> Buffer:
-        return a.out.at(((token * g.heads + head(tile, i)) * a.blocks + block) * (4 * (g.head_dim + HEADER)))
+        return a.out.at(((token * g.heads + head(tile, i)) * a.blocks + block) * (4 * (g.value_dim + HEADER)))
     a.scratch()
     with b.if_(lo < hi):
+        values = a.pages.values(keys)
         with b.loop(0, tiles) as tile:
             a.dots([a.query(token, head(tile, i)) for i in range(size)], keys, a.raw)
             with b.loop(0, size) as i:
@@ -261,22 +168,22 @@ def attn_blocks(g: Geometry) -> Kernel:
             b.sync()
             for c in range(g.chunks):
                 acc = [b.var("f32", 0.0) for _ in range(size)]
-                a.mix(acc, 0, a.pages.values(keys), c, lo, hi)
+                a.mix(acc, 0, values, c, lo, hi)
                 for i, cell in enumerate(acc):
-                    b.store_lanes("f32", result(tile, i), HEADER + 64 * c, cell.get(), _chunk_mask(b, g, c))
+                    b.store_lanes("f32", result(tile, i), HEADER + 64 * c, cell.get(), chunk_mask(b, g.value_dim, c))
             b.sync()
     return b.finish()
 
 
 @functools.lru_cache(maxsize=None)
 def attn_combine(g: Geometry) -> Kernel:
-    """partial r f32 (of attn_blocks), out w f32 [T, heads head_dim], T, past, keys, window i64.  Empty grid when
-    T > FEW_TOKENS.  Only heads, head_dim and causal of the geometry matter."""
-    b = Builder(f"attn_combine_{g.heads}_{g.head_dim}{'_causal' if g.causal else ''}", 64)
+    """partial r f32 (of attn_blocks), out w f32 [T, heads value_dim], T, past, keys, window i64.  Empty grid when
+    T > FEW_TOKENS.  Only heads, value_dim and causal of the geometry matter."""
+    b = Builder(f"attn_combine_{g.heads}_{g.value_dim}{'_causal' if g.causal else ''}", 64)
     partial, out = b.ptr("partial", "r", "f32"), b.ptr("out", "w", "f32")
     tokens, past, keys, window = (b.scalar(n) for n in ("T", "past", "keys", "window"))
     b.set_grid(b.select(tokens <= FEW_TOKENS, tokens * g.heads, b.i64(0)))
-    stride = g.head_dim + HEADER
+    stride = g.value_dim + HEADER
     rows = partial.at(b.group * ((keys + (BLOCK - 1)) // BLOCK) * (4 * stride))
     lo, hi = visible(b, g, past + b.group // g.heads, keys, window)
     first, last = lo // BLOCK, (hi + (BLOCK - 1)) // BLOCK
@@ -289,11 +196,11 @@ def attn_combine(g: Geometry) -> Kernel:
         e = scalar_math.exp(b, b.load("f32", rows, i * stride) - top.get())
         total.set(b.fma(b.load("f32", rows, i * stride + 1), e, total.get()))
         for c, cell in enumerate(acc):
-            m = b.load_lanes("f32", rows, i * stride + (HEADER + 64 * c), _chunk_mask(b, g, c))
+            m = b.load_lanes("f32", rows, i * stride + (HEADER + 64 * c), chunk_mask(b, g.value_dim, c))
             cell.set(b.fma(m, e, cell.get()))
     for c, cell in enumerate(acc):
         y = b.select(first < last, cell.get() / total.get(), b.f32(0.0))
-        b.store_lanes("f32", out, b.group * g.head_dim + 64 * c, b.canonical_nan(y), _chunk_mask(b, g, c))
+        b.store_lanes("f32", out, b.group * g.value_dim + 64 * c, b.canonical_nan(y), chunk_mask(b, g.value_dim, c))
     return b.finish()
 
 
@@ -318,7 +225,7 @@ class _Rows:
         self.mixed = b.scratch("mixed", "f32", TILE * 64)
         self.scales, self.block_tops = b.scratch("scales", "f32", TILE), b.scratch("block_tops", "f32", TILE)
         self.lows, self.highs = b.scratch("lows", "i64", TILE), b.scratch("highs", "i64", TILE)
-        # per row of the group: its first visible key, one past its last, its place in q and out
+        # per row of the group: its first visible key, one past its last, its number in q and out
         self.begins, self.ends = b.scratch("begins", "i64", GROUP_ROWS), b.scratch("ends", "i64", GROUP_ROWS)
         self.places = b.scratch("places", "i64", GROUP_ROWS)
 
@@ -331,7 +238,7 @@ class _Rows:
             lo, hi = a.visible(token)
             b.store("i64", self.begins, r, lo)
             b.store("i64", self.ends, r, hi)
-            b.store("i64", self.places, r, (token * g.heads + head) * g.head_dim)
+            b.store("i64", self.places, r, token * g.heads + head)
             b.store_lanes("i32", self.ranks, r * BLOCK, b.i32(-2 ** 31))
             b.store("f32", self.totals, r, b.f32(0.0))
             with b.loop(0, g.chunks) as c:
@@ -348,13 +255,22 @@ class _Rows:
                 self.join_tops()
             with b.loop(first, (hi + (BLOCK - 1)) // BLOCK) as block:
                 keys = a.pages.keys(block, self.kv_head)
+                values = self.values(second, keys)
                 kept = b.imin(block - first, b.i64(KEPT_BLOCKS))         # the last place is for blocks not kept
                 with b.loop(0, self.last - self.first + 1, TILE) as tile:
                     raw = a.raw.at((tile * (KEPT_BLOCKS + 1) + kept * TILE) * (4 * BLOCK))
                     fresh = second.equals(0) | kept.equals(KEPT_BLOCKS)
-                    self.tile(second, block * BLOCK, keys, tile, raw, fresh)
+                    self.tile(second, block * BLOCK, keys, values, tile, raw, fresh)
 
-    def tile(self, second: Value, start: Value, keys: Buffer, tile: Value, raw: Buffer, fresh: Value) -> None:
+    def values(self, second: Value, keys: Buffer) -> Buffer:
+        """V of a block; where it must be copied out of K, only for the pass that reads it."""
+        if not self.g.shared:
+            return self.a.pages.values(keys)
+        with self.b.if_(second.equals(1)):
+            return self.a.pages.values(keys)
+
+    def tile(self, second: Value, start: Value, keys: Buffer, values: Buffer, tile: Value, raw: Buffer,
+             fresh: Value) -> None:
         """One tile of rows with one block; `raw` holds the scores unless they are to be computed afresh."""
         a, b = self.a, self.b
         lows = [a.within(b.load("i64", self.begins, tile + i), start) for i in range(TILE)]
@@ -367,12 +283,13 @@ class _Rows:
         hi = b.imax(lo, highs[0])
         with b.if_(lows[0] < highs[-1]):
             with b.if_(fresh):
-                a.dots([a.q.at(b.load("i64", self.places, tile + i) * 4) for i in range(TILE)], keys, raw)
+                a.dots([a.q.at(b.load("i64", self.places, tile + i) * (4 * self.g.head_dim)) for i in range(TILE)],
+                       keys, raw)
             rows = b.imin(self.last - self.first - tile + 1, b.i64(TILE))
             with b.if_(second.equals(0)):
                 self.find_tops(tile, rows, raw)
             with b.else_():
-                self.add_block(tile, rows, raw, lo, hi, a.pages.values(keys))
+                self.add_block(tile, rows, raw, lo, hi, values)
 
     def find_tops(self, tile: Value, rows: Value, raw: Buffer) -> None:
         """First pass: running maximum of the visible scores, per lane."""
@@ -441,12 +358,13 @@ class _Rows:
             for c in range(g.chunks):
                 y = b.load_lanes("f32", self.sums, (slot * g.chunks + c) * 64) / total
                 y = b.canonical_nan(b.select(lo < hi, y, b.f32(0.0)))
-                b.store_lanes("f32", a.out, b.load("i64", self.places, slot) + 64 * c, y, _chunk_mask(b, g, c))
+                at = b.load("i64", self.places, slot) * g.value_dim + 64 * c
+                b.store_lanes("f32", a.out, at, y, chunk_mask(b, g.value_dim, c))
 
 
 @functools.lru_cache(maxsize=None)
 def attn_rows(g: Geometry) -> Kernel:
-    """q r f32 [T, heads head_dim], base r pages[, table r i64], out w f32 [T, heads head_dim], T, past, keys,
+    """q r f32 [T, heads head_dim], base r pages[, table r i64], out w f32 [T, heads value_dim], T, past, keys,
     window i64, scale f32[, softcap f32].  Empty grid when T <= FEW_TOKENS."""
     rows = _Rows(g)
     rows.start()

@@ -13,6 +13,7 @@ from m3jit.ir.lower import Lowering, Memory
 from m3jit.ir.plan import Scalar
 from m3jit.ir.tensor import Dim, Node, Sym, dim_mul
 from m3jit.isa import types as T
+from m3jit.isa.kv import KVGeometry
 from m3jit.kernels import attention as attn
 from m3jit.kernels import qmatmul as qm
 from m3jit.kernels import quantize as qa
@@ -201,27 +202,32 @@ def lower_qdot_gated(lw: Lowering, n: Node) -> None:
 
 def _geometry(n: Node, dense: bool) -> attn.Geometry:
     a = n.attrs
-    return attn.Geometry(a["heads"], a["kv_heads"], a["head_dim"], "F32" if dense else a["dtype"], bool(a["causal"]),
-                         bool(a["softcap"]), dense)
+    g = a["geometry"]
+    return attn.Geometry(a["heads"], g.kv_heads, g.head_dim, "F32" if dense else a["dtype"], bool(a["causal"]),
+                         bool(a["softcap"]), dense, g.value_dim, g.shared)
 
 
 def _scale(a: dict[str, Any]) -> float:
     """Default scale 1 / sqrt(head_dim), rounded to f32."""
     import numpy as np
-    return float(np.float32(a["scale"] or 1.0 / a["head_dim"] ** 0.5))
+    return float(np.float32(a["scale"] or 1.0 / a["geometry"].head_dim ** 0.5))
 
 
 @lowers("kv_append")
 def lower_kv_append(lw: Lowering, n: Node) -> None:
-    k, v, past = n.args
-    a = n.attrs
-    table = lw.kv_use(a["kv"], a["layer"], a["kv_heads"], a["head_dim"], a["dtype"], k.shape[0])
-    rows, start = lw.dim(k.shape[0]), lw.scalar(past)
-    km, vm = lw.of(k), lw.of(v)
-    lw.launch(attn.kv_append(a["kv_heads"], a["head_dim"], a["dtype"]),
-              [km, vm, lw.null(), table, rows, start], [km, vm], [table],
-              small=k.shape[0] == 1)
-    lw.scalar_of[n] = lw.emit(Scalar("add", "i64", (start, lw.dim(k.shape[0]))))
+    past, *parts = n.args
+    a, count = n.attrs, parts[0].shape[0]
+    table = lw.kv_use(a["kv"], a["layer"], a["geometry"], a["dtype"], count)
+    rows, start = lw.dim(count), lw.scalar(past)
+    memory = [lw.of(t) for t in parts]
+    lw.launch(attn.kv_append(_stored(a["geometry"], a["dtype"])), [*memory, lw.null(), table, rows, start], memory,
+              [table], small=count == 1)
+    lw.scalar_of[n] = lw.emit(Scalar("add", "i64", (start, lw.dim(count))))
+
+
+def _stored(g: KVGeometry, dtype: str, dense: bool = False) -> attn.Geometry:
+    """The geometry of appending, which knows no query heads."""
+    return attn.Geometry(g.kv_heads, g.kv_heads, g.head_dim, dtype, dense=dense, value_dim=g.value_dim, shared=g.shared)
 
 
 def _attend(lw: Lowering, n: Node, pages: list[Any], table: Memory, past: Scalar, keys: Scalar, blocks: Dim,
@@ -234,7 +240,7 @@ def _attend(lw: Lowering, n: Node, pages: list[Any], table: Memory, past: Scalar
         tail.append(lw.f32(a["softcap"]))
     qm_, out, tokens = lw.of(q), lw.out(n), lw.dim(q.shape[0])
     if q.shape[0] == 1:
-        partial = lw.scratch(dim_mul(blocks, g.heads * (g.head_dim + attn.HEADER) * 4))
+        partial = lw.scratch(dim_mul(blocks, g.heads * (g.value_dim + attn.HEADER) * 4))
         lw.launch(attn.attn_blocks(g), [qm_, *pages, partial, tokens, *tail], [qm_, table], [partial])
         lw.launch(attn.attn_combine(g), [partial, out, tokens, past, keys, window], [partial], [out],
                   small=True)
@@ -246,7 +252,7 @@ def _attend(lw: Lowering, n: Node, pages: list[Any], table: Memory, past: Scalar
 def lower_kv_attention(lw: Lowering, n: Node) -> None:
     q, length = n.args
     a = n.attrs
-    table = lw.kv_use(a["kv"], a["layer"], a["kv_heads"], a["head_dim"], a["dtype"])
+    table = lw.kv_use(a["kv"], a["layer"], a["geometry"], a["dtype"])
     keys = lw.scalar(length)
     past = lw.emit(Scalar("sub", "i64", (keys, lw.dim(q.shape[0]))))
     _attend(lw, n, [lw.null(), table], table, past, keys, KV_BLOCKS, False)
@@ -255,13 +261,12 @@ def lower_kv_attention(lw: Lowering, n: Node) -> None:
 @lowers("attention")
 def lower_attention(lw: Lowering, n: Node) -> None:
     from m3jit.ir.tensor import dim_ceildiv
-    q, k, v, past = n.args
-    a = n.attrs
-    blocks = dim_ceildiv(k.shape[0], 64)
-    pages = lw.scratch(dim_mul(blocks, attn.page_bytes("F32", a["kv_heads"], a["head_dim"])))
-    km, vm, keys = lw.of(k), lw.of(v), lw.dim(k.shape[0])
-    lw.launch(attn.kv_append(a["kv_heads"], a["head_dim"], "F32", dense=True),
-              [km, vm, pages, keys, lw.i64(0)], [km, vm], [pages])
+    q, past, *parts = n.args
+    g = _stored(n.attrs["geometry"], "F32", dense=True)
+    blocks = dim_ceildiv(parts[0].shape[0], 64)
+    pages = lw.scratch(dim_mul(blocks, g.page_bytes))
+    memory, keys = [lw.of(t) for t in parts], lw.dim(parts[0].shape[0])
+    lw.launch(attn.kv_append(g), [*memory, pages, keys, lw.i64(0)], memory, [pages])
     _attend(lw, n, [pages], pages, lw.scalar(past), keys, blocks, True)
 
 
@@ -323,4 +328,4 @@ def lower_argmax(lw: Lowering, n: Node) -> None:
                   [source], [out])
 
 
-from m3jit.kernels import lowering_moves  # noqa: E402,F401  (registers its lowerings)
+from m3jit.kernels import lowering_moves, lowering_recurrent  # noqa: E402,F401  (they register their lowerings)

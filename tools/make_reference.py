@@ -25,8 +25,8 @@ from m3jit.frontend.binding import key_of, usage  # noqa: E402
 from m3jit.frontend.disassembler import instruction_text  # noqa: E402
 from m3jit.frontend.numbers import format_float  # noqa: E402
 from m3jit.isa import families  # noqa: E402
-from m3jit.isa.fields import (REQUIRED, STATE, EnumField, Field, FlagField, FlaggedEnum, IntOrReg,  # noqa: E402
-                              LabelField, Number, PayloadReg, PrecisionField, RegField, RegList, ShapeField,
+from m3jit.isa.fields import (REQUIRED, STATE, BitsEnum, EnumField, Field, FlagField, FlaggedEnum,  # noqa: E402
+                              IntOrReg, LabelField, Number, PayloadReg, PrecisionField, RegField, RegList, ShapeField,
                               SymbolField)
 from m3jit.isa.quirks import QUIRKS  # noqa: E402
 from m3jit.isa.table import ESCAPES, OPS, RESERVED, Op, load_table  # noqa: E402
@@ -105,7 +105,7 @@ def frame_bytes(row: Op) -> list[tuple[int, int, str]]:
                 held[b] = f"`{written(f)}`"
         if isinstance(f, IntOrReg):
             held[row.base + f.reg_at] = f"`{written(f)}` register"
-        elif isinstance(f, FlagField) and f.in_payload:
+        elif isinstance(f, BitsEnum) or isinstance(f, FlagField) and f.in_payload:
             b = row.base + f.at
             held[b] = (held[b] + ", " if held[b] != "zero" else "bits: ") + f"`{written(f)}`"
     out: list[tuple[int, int, str]] = []
@@ -155,6 +155,8 @@ def places(f: Field, row: Op) -> str:
         return "1, bits 0–1"
     if isinstance(f, FlagField):
         return f"{f._byte(row.base)}, bit {f.bit}"
+    if isinstance(f, BitsEnum):
+        return f"{row.base + f.at}, bits {f.bit}–{f.bit + 1}"
     if row.code in ESCAPES:
         return span(f.at, f.at + f.width - 1)
     spans = ", ".join(span(s[0], s[-1]) for s in f.spans(row.base))

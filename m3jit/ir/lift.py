@@ -14,15 +14,18 @@ from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, D
                              Node, OpaqueType, Retired, Sym, TensorType, Type, dim_add, dim_ceildiv, dim_mul, eval_dim,
                              weight_name)
 from m3jit.ir.trace import Recorder, TraceXp, Untraceable
-from m3jit.ir.trace_model import KVRef
+from m3jit.ir.trace_model import KVRef, kv_of_type
+from m3jit.ir.trace_recurrent import CellKey, CellRef, CellsType, cell_type, is_cell
 from m3jit.isa.fields import (REQUIRED, SPECIAL, STATE, FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, ShapeField)
+from m3jit.isa.kv import KVGeometry
 from m3jit.isa.table import Instruction
 from m3jit.isa.types import F32
 
 MAX_VERSIONS = 4
 HUGE = 1 << 62                            # more than any dimension
 MAX_INSTRUCTIONS = 20_000
-Key = Any        # ("R", 5), ("S", 0), ("V", 1), "flags", "rng", ("kvlen", ("S", 0), layer)
+Key = Any        # ("R", 5), ("S", 0), ("V", 1), "flags", "rng", ("kvlen", ("S", 0), layer),
+                 # ("cell", ("S", 0), layer, part, shape)
 _BANKS = {0: "R", 1: "V", 2: "S"}
 VECTOR = TensorType(F32, (8,))                       # what a V register holds
 
@@ -71,6 +74,7 @@ class Lifter(Recorder):
         self.view, self.entry = view, entry
         self.inputs: dict[Key, Node] = {}
         self.read_keys: set[Key] = set()                 # live-in registers an instruction read, null ones included
+        self.streams: dict[Key, tuple[KVGeometry, str]] = {}     # what the region's appends take a stream to be
         self.guards: list[tuple[Dim, Dim]] = []
         self.same_as: dict[Dim, Dim] = {}
         self.versions: dict[tuple, Block] = {}
@@ -128,6 +132,18 @@ class Lifter(Recorder):
 
     def abandon_point(self) -> None:
         self.block.body.append(Abandon())
+
+    def same_stream(self, key: Key, geometry: KVGeometry, dtype: str) -> bool:
+        return self.streams.setdefault(key, (geometry, dtype)) == (geometry, dtype)
+
+    def cell(self, state: CellRef, key: CellKey) -> Node:
+        """The cell's value here.  One cell has one shape: another one is the interpreter's to refuse."""
+        t = self.entry.type_of(state.key)
+        shapes = [k[4] for k in (*state.cells, *self.inputs) if is_cell(k) and k[:4] == key[:4]]
+        shapes += [t.shapes[key[2:4]]] if isinstance(t, CellsType) and key[2:4] in t.shapes else []
+        if any(s != key[4] for s in shapes):
+            raise Untraceable("a cell of another shape")
+        return state.cells.get(key) or self.input(key, cell_type(key))
 
     def kv_length(self, kv: KVRef, layer: int) -> Node:
         return self.input(("kvlen", kv.key, layer), I64T)
@@ -245,7 +261,7 @@ class Lifter(Recorder):
     def edge(self, pc: int) -> Goto:
         """Go to the version of the block at `pc` that fits the current types; leave when there are too many."""
         values: dict[Key, Node] = {}
-        for key in sorted(self.modified, key=repr):
+        for key in sorted(self.modified | {k for k in self.env if is_cell(k)}, key=repr):
             v = self.env.get(key)
             if v is None and not (isinstance(key, tuple) and key[0] == "kvlen"):
                 v = self.lookup(key)
@@ -373,6 +389,9 @@ class Lifter(Recorder):
             self.assign(key, v)
 
     def assign(self, key: Key, v: Any) -> None:
+        if isinstance(v, CellRef):
+            self.env.update(v.cells)
+            return
         if isinstance(v, KVRef):
             for layer, length in v.lengths.items():
                 self.env[("kvlen", v.key, layer)] = length
@@ -413,7 +432,7 @@ class Lifter(Recorder):
 
     def of_kind(self, v: Any, kinds: tuple[str, ...], r: Reg) -> Any:
         """v, when a register may hold that here; the interpreter traps otherwise."""
-        if isinstance(v, KVRef) or ("any" in kinds and v is not None):
+        if isinstance(v, (KVRef, CellRef)) or ("any" in kinds and v is not None):
             return v
         have = "null" if v is None else "tensor" if v.is_tensor else "float" if v.type == F64T else "int"
         if have not in kinds and not (have == "tensor" and "vector" in kinds):
@@ -439,14 +458,13 @@ class Lifter(Recorder):
             raise Untraceable(f"{r} holds a {v.type.name}")
         return v
 
-    def state(self, key: Key) -> KVRef:
+    def state(self, key: Key) -> KVRef | CellRef:
         t = self.entry.type_of(key)
+        cells = {k: v for k, v in self.env.items() if is_cell(k) and k[1] == key}
+        if isinstance(t, CellsType) or cells or (t is None and any(is_cell(k) and k[1] == key for k in self.inputs)):
+            return CellRef(key, cells)
         if t is not None and not (isinstance(t, OpaqueType) and t.name.startswith("kv:")):
             raise Untraceable(f"{key} is not a KV stream")
-        heads = head_dim = None
-        dtype = "F16"
-        if t is not None:
-            h, d, dtype = t.name[3:].split(",")
-            heads, head_dim = int(h) or None, int(d) or None
+        geometry, dtype = kv_of_type(t.name) if t is not None else (None, None)
         lengths = {k[2]: v for k, v in self.env.items() if isinstance(k, tuple) and k[0] == "kvlen" and k[1] == key}
-        return KVRef(key, heads, head_dim, dtype, lengths)
+        return KVRef(key, geometry, dtype, lengths)

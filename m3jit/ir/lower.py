@@ -337,7 +337,7 @@ class Lowering:
 
     def _use(self, a: Node, b: Block, i: int, home: dict[Node, Block]) -> None:
         if home.get(a) is not b:
-            if a in home and a.is_tensor and a not in self.memory:
+            if a in home and a.is_tensor and a.op != "weight" and a not in self.memory:
                 self.memory[a] = self._dedicated(a)
             return
         self.last[a] = max(self.last.get(a, -1), i)

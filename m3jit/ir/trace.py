@@ -12,6 +12,7 @@ from m3jit.ir.tensor import (B1T, F64T, I64T, Dim, Node, OpaqueType, ScalarType,
 from m3jit.ir.eager_scalar import UNORDERED, round_immediate
 from m3jit.ir.trace_layout import TraceLayout
 from m3jit.ir.trace_model import TraceModel
+from m3jit.ir.trace_recurrent import CellKey, CellRef, TraceRecurrent
 from m3jit.isa import types as T
 from m3jit.isa.types import DType
 
@@ -28,6 +29,8 @@ class Recorder:
     def today(self, d: Dim) -> int: raise NotImplementedError
     def check(self, cond: Node, reason: str) -> None: raise NotImplementedError
     def abandon_point(self) -> None: raise NotImplementedError
+    def same_stream(self, key: Any, geometry: Any, dtype: str) -> bool: raise NotImplementedError
+    def cell(self, state: CellRef, key: CellKey) -> Node: raise NotImplementedError
 
 
 _FOLD = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
@@ -37,7 +40,7 @@ def wrap64(v: int) -> int:
     return (v + 2 ** 63) % 2 ** 64 - 2 ** 63
 
 
-class TraceXp(TraceLayout, TraceModel):
+class TraceXp(TraceLayout, TraceModel, TraceRecurrent):
     """Builds nodes through `recorder`."""
     tracing = True
 

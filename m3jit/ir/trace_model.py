@@ -5,17 +5,37 @@ from typing import Any
 
 from m3jit.ir.tensor import B1T, F64T, I64T, Node, OpaqueType, TensorType
 from m3jit.isa import types as T
+from m3jit.isa.kv import KVGeometry
 
 
 class KVRef:
-    """A KV stream operand while tracing.  `lengths`: layer -> i64 node of rows now; geometry is set at creation."""
-    __slots__ = ("key", "heads", "head_dim", "dtype", "lengths", "recorder")
+    """A KV stream operand while tracing.  geometry, dtype: None until the first append fixes them (dtype: None only
+    for a stream that is to be made).  lengths: layer -> i64 node of rows now."""
+    __slots__ = ("key", "geometry", "dtype", "lengths")
 
-    def __init__(self, key, heads, head_dim, dtype, lengths):
-        self.key, self.heads, self.head_dim, self.dtype, self.lengths = key, heads, head_dim, dtype, dict(lengths)
+    def __init__(self, key: Any, geometry: KVGeometry | None, dtype: str | None, lengths: dict[int, Node]):
+        self.key, self.geometry, self.dtype, self.lengths = key, geometry, dtype, dict(lengths)
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing says yet that the register names a KV stream."""
+        return self.dtype is None and not self.lengths
 
     def copy(self) -> "KVRef":
-        return KVRef(self.key, self.heads, self.head_dim, self.dtype, self.lengths)
+        return KVRef(self.key, self.geometry, self.dtype, self.lengths)
+
+
+def kv_type(geometry: KVGeometry | None, dtype: str) -> OpaqueType:
+    """The compiler's type of a stream: streams of one type are interchangeable in compiled code."""
+    g = geometry or KVGeometry(0, 0, 0)
+    return OpaqueType(f"kv:{g.kv_heads},{g.head_dim},{g.value_dim},{int(g.shared)},{dtype}")
+
+
+def kv_of_type(name: str) -> tuple[KVGeometry | None, str]:
+    """Geometry and dtype of a stream, from the name of its `kv_type`."""
+    *numbers, dtype = name[3:].split(",")
+    heads, head_dim, value_dim, shared = map(int, numbers)
+    return KVGeometry(heads, head_dim, value_dim, bool(shared)) if heads else None, dtype
 
 
 class TraceModel:
@@ -80,45 +100,48 @@ class TraceModel:
         if q.rank != 2 or q.dtype is not T.F32 or q.shape[1] != heads * head_dim or heads % kv_heads:
             raise self.error(f"attention query {q.type} with {heads} heads of {head_dim}")
 
-    def attention(self, q, k, v, *, heads, kv_heads, head_dim, scale, causal, window, softcap, past=0):
-        q, k, v = map(self.tensor, (q, k, v))
-        self._attention_shapes(q, heads, kv_heads, head_dim)
-        if any(t.dtype is not T.F32 or t.rank != 2 or t.shape[1] != kv_heads * head_dim for t in (k, v)):
+    def _rows(self, k, v, g: KVGeometry) -> list[Node]:
+        """Key rows, and value rows unless they are shared."""
+        rows = [self.tensor(t) for t in (k, v) if t is not None]
+        widths = (g.kv_heads * g.head_dim, g.kv_heads * g.value_dim)
+        if any(t.dtype is not T.F32 or t.rank != 2 or t.shape[1] != n for t, n in zip(rows, widths)) or \
+                not self.same(rows[0].shape[0], rows[-1].shape[0]) or g.shared and g.value_dim > g.head_dim:
             raise self.error("attention keys or values")
-        if not self.same(k.shape[0], v.shape[0]):
-            raise self.error("attention: keys and values differ in number")
-        return self.node("attention", q.type, q, k, v, self.as_scalar(past), heads=heads, kv_heads=kv_heads,
-                         head_dim=head_dim, scale=scale, causal=causal, window=window, softcap=softcap)
+        return rows
 
-    def kv_append(self, kv, layer: int, k, v, *, kv_heads, head_dim):
+    def attention(self, q, k, v, *, heads, kv_heads, head_dim, value_dim, scale, causal, window, softcap, past=0):
+        q, g = self.tensor(q), KVGeometry(kv_heads, head_dim, value_dim, v is None)
+        self._attention_shapes(q, heads, kv_heads, head_dim)
+        return self.node("attention", TensorType(T.F32, (q.shape[0], heads * value_dim)), q, self.as_scalar(past),
+                         *self._rows(k, v, g), heads=heads, geometry=g, scale=scale, causal=causal, window=window,
+                         softcap=softcap)
+
+    def kv_append(self, kv, layer: int, k, v, *, kv_heads, head_dim, value_dim, dtype):
         if not isinstance(kv, KVRef):
             raise self.error("the KV operand is not a stream in an S register")
-        k, v = self.tensor(k), self.tensor(v)
-        if any(t.dtype is not T.F32 or t.rank != 2 or t.shape[1] != kv_heads * head_dim for t in (k, v)) or \
-                not self.same(k.shape[0], v.shape[0]):
-            raise self.error("kv_append operands")
-        if kv.heads is None:
-            kv.heads, kv.head_dim = kv_heads, head_dim
-        if (kv.heads, kv.head_dim) != (kv_heads, head_dim):
-            raise self.error("the stream has another geometry")
+        g = KVGeometry(kv_heads, head_dim, value_dim, v is None)
+        rows = self._rows(k, v, g)
+        kv.geometry, kv.dtype = kv.geometry or g, kv.dtype or dtype
+        if kv.geometry != g or not self.r.same_stream(kv.key, g, kv.dtype):
+            raise self.error("the stream has another geometry or type")
         past = kv.lengths.get(layer)
         if past is None:
             past = self.r.kv_length(kv, layer)
-        if k.shape[0] != 1:
+        if rows[0].shape[0] != 1:
             self.r.abandon_point()
         out = kv.copy()
-        out.lengths[layer] = self.node("kv_append", I64T, k, v, past, kv=kv.key, layer=layer, kv_heads=kv_heads,
-                                       head_dim=head_dim, dtype=kv.dtype)
+        out.lengths[layer] = self.node("kv_append", I64T, past, *rows, kv=kv.key, layer=layer, geometry=g,
+                                       dtype=kv.dtype)
         return out
 
-    def kv_attention(self, q, kv, layer: int, *, heads, kv_heads, head_dim, scale, causal, window, softcap):
+    def kv_attention(self, q, kv, layer: int, *, heads, kv_heads, head_dim, value_dim, scale, causal, window, softcap):
         q = self.tensor(q)
         if not isinstance(kv, KVRef) or layer not in kv.lengths:
             raise self.error("attention over a stream without rows appended in this region")
         self._attention_shapes(q, heads, kv_heads, head_dim)
-        return self.node("kv_attention", q.type, q, kv.lengths[layer], kv=kv.key, layer=layer, heads=heads,
-                         kv_heads=kv_heads, head_dim=head_dim, scale=scale, causal=causal, window=window,
-                         softcap=softcap, dtype=kv.dtype)
+        return self.node("kv_attention", TensorType(T.F32, (q.shape[0], heads * value_dim)), q, kv.lengths[layer],
+                         kv=kv.key, layer=layer, heads=heads, geometry=kv.geometry, scale=scale, causal=causal,
+                         window=window, softcap=softcap, dtype=kv.dtype)
 
     # -- drawing a token ------------------------------------------------------------------------------------------------
     def sample(self, logits, rng, *, temperature, top_k, top_p, min_p, penalty, history=None, window=0, mask=None):

@@ -212,6 +212,22 @@ class FlaggedEnum(EnumField):
 
 
 @dataclass(frozen=True)
+class BitsEnum(EnumField):
+    """An EnumField in bits `bit`, `bit` + 1 of a payload byte that others share."""
+    bit: int = 0
+
+    def spans(self, base): return []           # bits are checked separately
+
+    def encode(self, frame, base, value):
+        byte = bytearray(base + self.at + 1)
+        super().encode(byte, base, value)
+        frame[base + self.at] |= byte[-1] << self.bit
+
+    def decode(self, frame, base):
+        return super().decode(bytes(self.at) + bytes([frame[base + self.at] >> self.bit & 3]), 0)
+
+
+@dataclass(frozen=True)
 class FlagField(Field):
     """A bit of FLAGS (in_payload: of a payload byte).  Written bare: `TRANSPOSE`; `off_word` names the other value."""
     bit: int = 0

@@ -1,12 +1,12 @@
 """Key/value streams: the immutable values behind ATTN's state operand.
 
-A stream maps layer -> (pages, length).  A page is one NumPy array of PAGE = 64 positions of one layer: for each kv head
-K as [head_dim][64], then V as [64][head_dim].  Pages are shared between the values that have them in common, and are
-append-only: a *claim mark* per page says how many of its positions some value has taken.  A value that appends where
-its own length equals the mark writes in place (nobody can see the new positions); one that appends below the mark, or
-to the same place as a sibling, copies that one page first.  So a snapshot is a reference, and appending after a fork
-costs at most one page per layer.
+A stream maps layer -> (pages, length).  A page is one NumPy array of PAGE = 64 positions of one layer; `kv_layout` says
+how rows lie in it.  Pages are shared between the values that have them in common, and are append-only: a *claim mark*
+per page says how many of its positions some value has taken.  A value that appends where its own length equals the mark
+writes in place (nobody can see the new positions); one that appends below the mark, or to the same place as a sibling,
+copies that one page first.  So a snapshot is a reference, and appending after a fork costs at most one page per layer.
 
+With keys and values of one width, in F16, BF16 or F32:
     K of head h, feature d, position p:  page[h * 2 * 64 * head_dim + d * 64 + p % 64]
     V of head h, feature d, position p:  page[h * 2 * 64 * head_dim + 64 * head_dim + (p % 64) * head_dim + d]
 
@@ -20,10 +20,9 @@ from typing import Mapping
 import numpy as np
 
 from m3jit.errors import InternalError, OperandError
-from m3jit.isa.types import F16, F32, DType
+from m3jit.isa.kv_layout import DTYPES, PAGE, KVGeometry, read, write
+from m3jit.isa.types import F16, DType
 
-PAGE = 64
-DTYPES = {"F16": F16, "F32": F32}
 _claims = threading.Lock()          # guards every page's mark; held for a comparison and an assignment only
 
 
@@ -65,34 +64,24 @@ class Layer:
 _EMPTY = Layer()
 
 
-def _canonical(a: np.ndarray) -> np.ndarray:
-    """a, with every NaN replaced by the canonical one (a stored float)."""
-    a[np.isnan(a)] = np.nan
-    return a
-
-
 class KVStream:
     """A stream value.  Every method that changes something returns a new value; this one stays as it is.
 
-    kv_heads, head_dim: 0 until the first append fixes them.  dtype: storage of keys and values, F16 or F32."""
-    __slots__ = ("kv_heads", "head_dim", "dtype", "layers", "__weakref__")
+    geometry: None until the first append fixes it.  dtype: storage of keys and values, one of `DTYPES`."""
+    __slots__ = ("geometry", "dtype", "layers", "__weakref__")
     kind_name = "KV stream"
 
-    def __init__(self, kv_heads: int = 0, head_dim: int = 0, dtype: DType = F16,
+    def __init__(self, geometry: KVGeometry | None = None, dtype: DType = F16,
                  layers: Mapping[int, Layer] | None = None):
         if dtype not in DTYPES.values():
-            raise OperandError(f"a KV stream stores F16 or F32, not {dtype.name}")
-        self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
+            raise OperandError(f"a KV stream stores {', '.join(DTYPES)}, not {dtype.name}")
+        self.geometry, self.dtype = geometry, dtype
         self.layers: Mapping[int, Layer] = layers if layers is not None else {}
 
     # -- reading ----------------------------------------------------------------------------------------------------
     @property
-    def page_elements(self) -> int:
-        return self.kv_heads * 2 * PAGE * self.head_dim
-
-    @property
     def page_bytes(self) -> int:
-        return self.page_elements * self.dtype.nbytes
+        return self.geometry.page_bytes(self.dtype) if self.geometry else 0
 
     @property
     def nbytes(self) -> int:
@@ -115,36 +104,33 @@ class KVStream:
         return self.page_table(layer).__array_interface__["data"][0]
 
     def rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """(keys, values) as f32 [length, kv_heads * head_dim], copied out."""
-        n = self.length(layer)
-        shape = (n, self.kv_heads, self.head_dim)
-        k, v = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        """(keys, values) as f32 [length, kv_heads * head_dim] and [length, kv_heads * value_dim], copied out."""
+        n, g = self.length(layer), self.geometry or KVGeometry(0, 0, 0)
+        k = np.empty((n, g.kv_heads, g.head_dim), np.float32)
+        v = np.empty((n, g.kv_heads, g.value_dim), np.float32)
         for i, page in enumerate(self.pages(layer)):
             at, stop = i * PAGE, min(n, (i + 1) * PAGE)
             if at >= n:
                 break
-            keys, values = self._views(page)
-            k[at:stop] = keys[:, :, :stop - at].transpose(2, 0, 1)
-            v[at:stop] = values[:, :stop - at].transpose(1, 0, 2)
-        return k.reshape(n, self.kv_heads * self.head_dim), v.reshape(n, self.kv_heads * self.head_dim)
-
-    def _views(self, page: Page) -> tuple[np.ndarray, np.ndarray]:
-        """Keys [heads, head_dim, 64] and values [heads, 64, head_dim] of a page."""
-        halves = page.data.reshape(self.kv_heads, 2, PAGE * self.head_dim)
-        return (halves[:, 0].reshape(self.kv_heads, self.head_dim, PAGE),
-                halves[:, 1].reshape(self.kv_heads, PAGE, self.head_dim))
+            k[at:stop], v[at:stop] = read(page.data, g, self.dtype, stop - at)
+        return k.reshape(n, g.kv_heads * g.head_dim), v.reshape(n, g.kv_heads * g.value_dim)
 
     # -- appending --------------------------------------------------------------------------------------------------
-    def with_geometry(self, kv_heads: int, head_dim: int) -> "KVStream":
-        """This stream, its geometry fixed by a first append.  OperandError if it has another one."""
-        if (self.kv_heads, self.head_dim) == (kv_heads, head_dim):
+    def with_geometry(self, kv_heads: int, head_dim: int, value_dim: int = 0, shared: bool = False) -> "KVStream":
+        """This stream, its geometry fixed by a first append.  OperandError if it has another one.
+
+        value_dim 0: as head_dim.  shared: a value is the first value_dim features of its key, and not stored."""
+        g = KVGeometry(kv_heads, head_dim, value_dim or head_dim, shared)
+        if self.geometry == g:
             return self
-        if self.kv_heads:
-            raise OperandError(f"the KV stream has {self.kv_heads} heads of {self.head_dim}; an append of {kv_heads} "
-                               f"heads of {head_dim} does not fit it")
-        if kv_heads <= 0 or head_dim <= 0:
+        if self.geometry:
+            raise OperandError(f"the KV stream has {self.geometry}; an append of {g} does not fit it")
+        if kv_heads <= 0 or head_dim <= 0 or g.value_dim < 0:
             raise OperandError(f"a KV stream needs at least one head and one feature, got {kv_heads} of {head_dim}")
-        return KVStream(kv_heads, head_dim, self.dtype, self.layers)
+        if shared and g.value_dim > head_dim:
+            raise OperandError(f"values that are part of the keys have at most their {head_dim} features, not "
+                               f"{g.value_dim}")
+        return KVStream(g, self.dtype, self.layers)
 
     def reserve(self, layer: int, rows: int) -> "KVStream":
         """A value with the same lengths whose pages can take `rows` more rows of a layer at their place: positions are
@@ -154,7 +140,7 @@ class KVStream:
         with `with_lengths`.  A reservation that is never committed costs only memory."""
         old = self.layers.get(layer, _EMPTY)
         start, stop = old.length, old.length + rows
-        if not self.kv_heads:
+        if self.geometry is None:
             raise OperandError("a KV stream without geometry cannot be reserved; append or with_geometry first")
         used, first = -(-start // PAGE), start % PAGE
         claimed = not (rows and first) or old.pages[used - 1].claim(first, min(PAGE, first + rows))
@@ -164,7 +150,7 @@ class KVStream:
         if not claimed:
             pages[-1] = Page(pages[-1].data.copy(), min(PAGE, first + rows))
         while len(pages) * PAGE < stop:
-            pages.append(Page(np.zeros(self.page_elements, self.dtype.numpy), min(PAGE, stop - len(pages) * PAGE)))
+            pages.append(Page(self.geometry.new_page(self.dtype), min(PAGE, stop - len(pages) * PAGE)))
         return self._replace(layer, Layer(tuple(pages), start))
 
     def with_lengths(self, lengths: Mapping[int, int]) -> "KVStream":
@@ -178,23 +164,22 @@ class KVStream:
             if n > old.length and old.pages[(n - 1) // PAGE].claimed < (n - 1) % PAGE + 1:
                 raise InternalError(f"rows up to {n} of layer {layer} of the KV stream were not reserved")
             layers[layer] = old.at(n)
-        return KVStream(self.kv_heads, self.head_dim, self.dtype, layers)
+        return KVStream(self.geometry, self.dtype, layers)
 
-    def append(self, layer: int, k: np.ndarray, v: np.ndarray) -> "KVStream":
-        """The stream with rows k, v (f32 [rows, kv_heads * head_dim]) after the layer's last row, rounded once."""
+    def append(self, layer: int, k: np.ndarray, v: np.ndarray | None) -> "KVStream":
+        """The stream with rows k f32 [rows, kv_heads * head_dim] and v [rows, kv_heads * value_dim] after the layer's
+        last row, rounded once.  v is not looked at where the values are shared."""
         rows, start = len(k), self.length(layer)
         out = self.reserve(layer, rows)
-        with np.errstate(over="ignore"):
-            keys, values = (_canonical(t.reshape(rows, self.kv_heads, self.head_dim).astype(self.dtype.numpy))
-                            for t in (k, v))
+        g = out.geometry
+        keys = k.reshape(rows, g.kv_heads, g.head_dim)
+        values = None if g.shared else v.reshape(rows, g.kv_heads, g.value_dim)
         at = 0
         while at < rows:
             position = start + at
             page, slot = out.pages(layer)[position // PAGE], position % PAGE
             n = min(PAGE - slot, rows - at)
-            page_keys, page_values = self._views(page)
-            page_keys[:, :, slot:slot + n] = keys[at:at + n].transpose(1, 2, 0)
-            page_values[:, slot:slot + n] = values[at:at + n].transpose(1, 0, 2)
+            write(page.data, g, self.dtype, slot, keys[at:at + n], None if values is None else values[at:at + n])
             at += n
         return out.with_lengths({layer: start + rows})
 
@@ -207,7 +192,7 @@ class KVStream:
         for key, old in self.layers.items():
             n = min(old.length, length)
             layers[key] = Layer(old.pages[:-(-n // PAGE)], n)
-        return KVStream(self.kv_heads, self.head_dim, self.dtype, layers)
+        return KVStream(self.geometry, self.dtype, layers)
 
     def compress(self, sink: int, window: int) -> "KVStream":
         """Every layer longer than sink + window keeps its first `sink` and its last `window` rows (rows keep the
@@ -226,8 +211,8 @@ class KVStream:
     def _replace(self, layer: int, value: Layer) -> "KVStream":
         layers = dict(self.layers)
         layers[layer] = value
-        return KVStream(self.kv_heads, self.head_dim, self.dtype, layers)
+        return KVStream(self.geometry, self.dtype, layers)
 
     def __repr__(self) -> str:
         lengths = {k: layer.length for k, layer in self.layers.items()}
-        return f"KVStream({self.dtype.name}, {self.kv_heads} x {self.head_dim}, rows {lengths})"
+        return f"KVStream({self.dtype.name}, {self.geometry}, rows {lengths})"

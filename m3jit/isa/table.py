@@ -19,8 +19,8 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator
 
-from m3jit.isa.fields import (ABSENT, BANK_LETTERS, BANK_SIZES, GPR, REQUIRED, EncodingError, Field, FlagField,
-                              Hidden, PayloadReg, PrecisionField, Reg, RegField, U64)
+from m3jit.isa.fields import (ABSENT, BANK_LETTERS, BANK_SIZES, GPR, REQUIRED, BitsEnum, EncodingError, Field,
+                              FlagField, Hidden, PayloadReg, PrecisionField, Reg, RegField, U64)
 
 NO_DEADLINE = 2 ** 64 - 1
 ESCAPES = {0xB0: None, 0xB1: 128, 0xB2: 256, 0xB3: None}     # frame bytes; None: the frame carries its own length
@@ -186,8 +186,9 @@ def _check(row: Op, where: str) -> None:
                     raise TypeError(f"{where}: {row.name}: byte {b} of {f.name} "
                                     + (f"overlaps {owner[b]}" if b in owner else f"is outside the {end}-byte frame"))
                 owner[b] = f.name
-        if isinstance(f, (FlagField, PrecisionField)):
-            at = [(1, 0), (1, 1)] if isinstance(f, PrecisionField) else [(f._byte(row.base), f.bit)]
+        if isinstance(f, (FlagField, PrecisionField, BitsEnum)):
+            at = [(1, 0), (1, 1)] if isinstance(f, PrecisionField) else [(f._byte(row.base), f.bit)] if isinstance(
+                f, FlagField) else [(row.base + f.at, f.bit), (row.base + f.at, f.bit + 1)]
             for key in at:
                 if key in bits:
                     raise TypeError(f"{where}: {row.name}: {f.name} shares a flag bit with {bits[key]}")

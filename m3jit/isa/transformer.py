@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from m3jit.isa.fields import (F32, STATE, R, R1, R2, R3, R4, U16, U32, Enum, Flag, IntOrReg, PayloadFlag, Precision, Rd)
+from m3jit.isa.fields import (F32, STATE, BitsEnum, R, R1, R2, R3, R4, U16, U32, Enum, Flag, IntOrReg, PayloadFlag,
+                              Precision, Rd)
 from m3jit.isa.forms import ACTIVATIONS, FLOAT, INPLACE, WEIGHT, fused_act, in_f32, product, static, stored
 from m3jit.isa.reduce import mean_last
 from m3jit.isa.table import StateDoc, op
@@ -16,50 +17,59 @@ from m3jit.isa.types import F32 as F32_TYPE
 
 KV_STATE = StateDoc("a KV stream value of the context root (region KV_CACHE)",
                     "O(1): pages are append-only and shared", "lengths and pages of the snapshot are put back")
+CELL_STATE = StateDoc("a recurrent state value of the context root: for each layer h of SSM_SCAN and the window of CONV",
+                      "O(1): the value is immutable and shared", "the value of the snapshot is put back")
+KV_TYPE = BitsEnum(words=("F16", "BF16", "F32", "Q8_0"), numbers=(0, 1, 2, 3), bare=False, bit=1)
 _HEAD_KEYS = {"KVHEADS": "kv_heads", "NHEADS": "heads", "HEAD_DIM": "hdim"}
 
 
-def _geometry(xp: Any, q: Any, heads: int, kv_heads: int, hdim: int) -> dict[str, int]:
+def _geometry(xp: Any, q: Any, heads: int, kv_heads: int, hdim: int, vdim: int) -> dict[str, int]:
     heads = heads or 1
     if not q.shape:
         raise xp.error("needs queries [T, HEADS * HDIM], got a single number")
-    return {"heads": heads, "kv_heads": kv_heads or heads,
-            "head_dim": hdim or static(xp, q.shape[-1], "HDIM") // heads}
+    head_dim = hdim or static(xp, q.shape[-1], "HDIM") // heads
+    return {"heads": heads, "kv_heads": kv_heads or heads, "head_dim": head_dim, "value_dim": vdim or head_dim}
 
 
-@op(0x02, "ATTN", shape="that of q", dtypes=FLOAT, state=KV_STATE, key_aliases=_HEAD_KEYS,
-    source="Vaswani et al. 2017; grouped heads: Ainslie et al. 2023")
-def attn(xp, rd: Rd, q: R1, k: R2, v: R3, state: R4("state", both=True, banks=(STATE,)) = None, heads: U16[0] = 1,
-         kv_heads: U16[2] = 0, hdim: U16[4] = 0, layer: U16[6] = 0, window: U32[8] = 0, scale: F32[12] = 0.0,
-         softcap: F32[16] = 0.0, causal: PayloadFlag(0)[20] = False, past: R("int")[21] = None):
+@op(0x02, "ATTN", shape="[T, HEADS * VDIM]", dtypes=FLOAT, state=KV_STATE, key_aliases=_HEAD_KEYS,
+    source="Vaswani et al. 2017; grouped heads: Ainslie et al. 2023; latent rows: DeepSeek-V2, 2024")
+def attn(xp, rd: Rd, q: R1, k: R2, v: R3 = None, state: R4("state", both=True, banks=(STATE,)) = None,
+         heads: U16[0] = 1, kv_heads: U16[2] = 0, hdim: U16[4] = 0, layer: U16[6] = 0, window: U32[8] = 0,
+         scale: F32[12] = 0.0, softcap: F32[16] = 0.0, causal: PayloadFlag(0)[20] = False,
+         kv_type: KV_TYPE[20] = "F16", past: R("int")[21] = None, vdim: U16[22] = 0):
     """rd = softmax(SCALE q k^T) v for each head; query head h reads kv head h * KV_HEADS / HEADS.
 
-    q [T, HEADS * HDIM], k and v [N, KV_HEADS * HDIM].  KV_HEADS 0: as HEADS; HDIM 0: from q; SCALE 0: 1 / sqrt(HDIM);
-    SOFTCAP c > 0: scores become c tanh(s / c).  CAUSAL: the query at position p sees keys at positions <= p; WINDOW >
-    0: only keys with p - j < WINDOW.  Query row t has position PAST + t.  A query that sees no key gives 0.
-    With a state operand k and v are first appended to (stream, LAYER), rounded to the stream's dtype (F16), and the
-    queries, as its last rows, attend over all its rows.
+    q [T, HEADS * HDIM], k [N, KV_HEADS * HDIM], v [N, KV_HEADS * VDIM].  Without v the values are the first VDIM
+    features of each key (multi-head latent attention).  KV_HEADS 0: as HEADS; HDIM 0: from q; VDIM 0: as HDIM; SCALE 0:
+    1 / sqrt(HDIM); SOFTCAP c > 0: scores become c tanh(s / c).  CAUSAL: the query at position p sees keys at positions
+    <= p; WINDOW > 0: only keys with p - j < WINDOW.  Query row t has position PAST + t.  A query that sees no key
+    gives 0.
+    With a state operand k and v are first appended to (stream, LAYER), rounded once to the stream's type, and the
+    queries, as its last rows, attend over all its rows.  Values that are part of the keys are not stored again.
+    KV_TYPE is the type of a new stream; one that exists keeps its own.  Q8_0: int8 with an F16 scale per 32 features.
     Order of operations: keys in blocks of 64 by position, scores folded over HDIM, blocks combined in order.
-    Traps: shapes that do not fit the geometry, a stream of another geometry, PAST beside a state."""
-    g = _geometry(xp, q, heads, kv_heads, hdim)
+    Traps: shapes that do not fit the geometry, a stream of another geometry, PAST beside a state, VDIM over HDIM
+    without v."""
+    g = _geometry(xp, q, heads, kv_heads, hdim, vdim)
     if state is None:
         return xp.attention(q, k, v, **g, scale=scale, causal=causal, window=window, softcap=softcap,
                             past=0 if past is None else past), None
     if past is not None:
         raise xp.error("ATTN takes PAST from the stream when it has a state operand")
-    state = xp.kv_append(state, layer, k, v, kv_heads=g["kv_heads"], head_dim=g["head_dim"])
+    state = xp.kv_append(state, layer, k, v, kv_heads=g["kv_heads"], head_dim=g["head_dim"], value_dim=g["value_dim"],
+                         dtype=kv_type)
     return xp.kv_attention(q, state, layer, **g, scale=scale, causal=causal, window=window, softcap=softcap), state
 
 
-@op(0x3A, "FLASH_ATTN", shape="that of q", dtypes=FLOAT, key_aliases=_HEAD_KEYS, source="Dao et al. 2022")
-def flash_attn(xp, rd: Rd, q: R1, k: R2, v: R3, block: U16[0] = 0, heads: U16[2] = 1, kv_heads: U16[4] = 0,
+@op(0x3A, "FLASH_ATTN", shape="[T, HEADS * VDIM]", dtypes=FLOAT, key_aliases=_HEAD_KEYS, source="Dao et al. 2022")
+def flash_attn(xp, rd: Rd, q: R1, k: R2, v: R3 = None, block: U16[0] = 0, heads: U16[2] = 1, kv_heads: U16[4] = 0,
                hdim: U16[6] = 0, window: U32[8] = 0, scale: F32[12] = 0.0, softcap: F32[16] = 0.0,
-               causal: PayloadFlag(0)[20] = False, past: R("int")[21] = None):
+               causal: PayloadFlag(0)[20] = False, past: R("int")[21] = None, vdim: U16[22] = 0):
     """rd = ATTN without a stream, byte for byte: the machine always takes keys in blocks of 64.
 
     BLOCK is accepted for older programs and changes nothing."""
-    return xp.attention(q, k, v, **_geometry(xp, q, heads, kv_heads, hdim), scale=scale, causal=causal, window=window,
-                        softcap=softcap, past=0 if past is None else past)
+    return xp.attention(q, k, v, **_geometry(xp, q, heads, kv_heads, hdim, vdim), scale=scale, causal=causal,
+                        window=window, softcap=softcap, past=0 if past is None else past)
 
 
 @op(0x3B, "ATTN_SPARSE", shape="[rows of q, columns of v]", dtypes=FLOAT, positional=("topk",))
@@ -199,20 +209,32 @@ def rope(xp, rd: Rd, x: R1, pos: IntOrReg(fmt="i")[0, 4] = 0, hdim: U16[5] = 0,
     return in_f32(xp, x, compute)
 
 
-@op(0x1E, "CONV", shape="[N, O, ..]: (size + 2 PAD - DILATION (K - 1) - 1) / STRIDE + 1", dtypes=FLOAT)
-def conv(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, stride: U16[0] = 1, pad: U16[2] = 0, dilation: U16[4] = 1,
-         groups: U16[6] = 1, act: fused_act()[8] = None):
+@op(0x1E, "CONV", shape="[N, O, ..]: (size + 2 PAD - DILATION (K - 1) - 1) / STRIDE + 1; with a state that of x",
+    dtypes=FLOAT, state=CELL_STATE)
+def conv(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, state: R4("state", both=True, banks=(STATE,)) = None,
+         stride: U16[0] = 1, pad: U16[2] = 0, dilation: U16[4] = 1, groups: U16[6] = 1, act: fused_act()[8] = None,
+         layer: U16[10] = 0):
     """rd = cross-correlation of x with w, plus bias [O], then ACT; one and two dimensions.
 
     x [N, C, L] or [N, C, H, W]; [H, W] is one image with one channel.  w [O, C / GROUPS, K..], or the kernel alone
     ([K], [KH, KW]) for one channel.  Zero padding.  Each output folds from its bias over channels, then kernel
-    positions.  Traps: sizes and groups that do not fit; a kernel larger than the padded input."""
+    positions.
+    With a state operand the convolution is causal, one row after the other, each channel by itself: x [T, C], w [C, K],
+    rd[t, c] = bias[c] + sum_k w[c, k] x[t + k - K + 1, c], where rows before the first are the K - 1 last ones the state
+    has seen at LAYER (at first: zeros).  It then holds the last K - 1 of those and x.
+    Traps: sizes and groups that do not fit; a kernel larger than the padded input; STRIDE, PAD, DILATION or GROUPS
+    beside a state; a layer whose window has another shape."""
+    if state is not None:
+        if (stride, pad, dilation, groups) != (1, 0, 1, 1):
+            raise xp.error("CONV with a state is causal and by channel: it takes no STRIDE, PAD, DILATION or GROUPS")
+        y, state = xp.causal_conv(state, layer, *(v if v is None else xp.cast(v, F32_TYPE) for v in (x, w, bias)))
+        return xp.cast(ACTIVATIONS[act or "NONE"](xp, y), x.dtype), state
     if len(x.shape) == 2:
         x = xp.reshape(x, (1, 1, *x.shape))
     if len(w.shape) == len(x.shape) - 2:
         w = xp.reshape(w, (1, 1, *w.shape))
     y = xp.conv(x, w, bias, stride=stride, pad=pad, dilation=dilation, groups=groups)
-    return ACTIVATIONS[act or "NONE"](xp, y)
+    return ACTIVATIONS[act or "NONE"](xp, y), None
 
 
 @op(0x38, "KV_TRUNCATE", state=KV_STATE, positional=("length",), sample={"length": 0})

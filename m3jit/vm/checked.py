@@ -5,6 +5,7 @@ from typing import Any
 
 from m3jit.errors import InternalError
 from m3jit.isa.fields import BANK_LETTERS
+from m3jit.isa.cells import CellState
 from m3jit.isa.kv import KVStream
 from m3jit.isa.types import Tensor
 
@@ -81,7 +82,9 @@ def comparable(value: Any) -> Any:
         while value.length(layer):
             layers.append(tuple(a.tobytes() for a in value.rows(layer)))
             layer += 1
-        return ("kv", value.kv_heads, value.head_dim, value.dtype.name, layers)
+        return ("kv", str(value.geometry), value.dtype.name, layers)
+    if isinstance(value, CellState):
+        return ("cells", [(key, value.array(*key).tobytes()) for key in sorted(value.cells)])
     return (type(value).__name__, value if isinstance(value, int) else None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import struct
 import threading
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Mapping, Protocol
 
 import numpy as np
 
@@ -12,9 +12,14 @@ from m3jit.ir.eager_scalar import NAN
 from m3jit.ir.lower import ExitInfo, Region
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
+from m3jit.ir.trace_model import kv_type
+from m3jit.ir.trace_recurrent import CellsType, is_cell
+from m3jit.isa.kv import DTYPES as KV_DTYPES
+from m3jit.isa.cells import CellState
 from m3jit.isa.kv import PAGE, KVStream
 from m3jit.isa.types import Tensor
 from m3jit.kernels.lowering import KV_BLOCKS
+from m3jit.vm.region_cells import RegionCells
 
 ALIGN = 64
 MAX_LAYOUTS = 6                 # frames are kept for this many combinations of dimensions per region
@@ -45,7 +50,9 @@ def type_of_value(key: Any, value: Any) -> Type | None:
     if isinstance(value, float):
         return F64T
     if isinstance(value, KVStream):
-        return OpaqueType(f"kv:{value.kv_heads},{value.head_dim},{value.dtype.name}")
+        return kv_type(value.geometry, value.dtype.name)
+    if isinstance(value, CellState):
+        return CellsType("cells", value.shapes)
     return OpaqueType(type(value).__name__)
 
 
@@ -81,6 +88,14 @@ class Layout:
     owner: list | None = None
 
 
+@dataclass(eq=False, slots=True)
+class Held:
+    """What an entry must keep while the region runs, and needs afterwards."""
+    alive: list[Any]
+    commits: dict[Any, KVStream]
+    cells: Any
+
+
 class CompiledRegion:
     """A region compiled for one backend, with the types of its live-ins as guards."""
 
@@ -88,10 +103,13 @@ class CompiledRegion:
         self.region, self.native, self.nthreads = region, native, nthreads
         self.pointer_of_weight = pointer_of_weight
         self.types = [(k, n.type) for k, n in region.function.inputs.items()
-                      if not (isinstance(k, tuple) and k[0] == "kvlen")]
+                      if not (isinstance(k, tuple) and k[0] in ("kvlen", "cell"))]
         self.types += [(k, None) for k in sorted(region.function.nulls, key=repr)]
+        self.cells = RegionCells(region.cells_in, region.cells_out)
         self.layouts: dict[tuple, list[Layout]] = {}
         self.lock = threading.Lock()
+        self.together: Any = None                # the same for several contexts at once (native_batch.py), on first use
+        self.table_words = [use.table_word for use in region.kv]
         self.one_round = bool(region.kv) and appends_in_a_loop(region.function)
         self.weight_words: list[tuple[int, int]] | None = None
         self.keep: list[Any] = []
@@ -111,8 +129,10 @@ class CompiledRegion:
             if stream is not None and seen.setdefault(id(stream), use.key) != use.key:
                 return None                      # two registers name one stream: its rows depend on their order
             if stream is not None and not (stream.__class__ is KVStream and stream.dtype.name == use.dtype and (
-                    stream.kv_heads, stream.head_dim) in ((0, 0), (use.kv_heads, use.head_dim))):
+                    stream.geometry in (None, use.geometry))):
                 return None
+        if self.cells.states and not self.cells.match(regs, seen):
+            return None
         for a, b in self.region.function.guards:
             if eval_dim(a, syms) != eval_dim(b, syms):
                 return None
@@ -152,8 +172,24 @@ class CompiledRegion:
         except MemoryError:                            # interpreted, the instruction at fault says what it needs
             return None, 0
         frame = layout.frame
-        for use in r.kv:
-            frame[use.table_word] = commits[use.key].table_address(use.layer)
+        try:
+            held = self.fill(frame, regs, commits, stop_address, budget)
+        except MemoryError:
+            return None, 0
+        for word, a in fresh.items():
+            frame[word] = a.__array_interface__["data"][0]
+        layout.call()
+        left = self.leave(frame, regs, fresh, held, syms)
+        layout.owner.append(layout)
+        return left
+
+    def fill(self, frame: np.ndarray, regs: Registers, commits: dict[Any, KVStream], stop_address: int,
+             budget: int) -> "Held":
+        """Put what a context brings into a frame.  The result keeps it alive; MemoryError: no room for its cells."""
+        r = self.region
+        cells = self.cells.enter(regs, frame) if self.cells.states else None
+        if r.kv:
+            frame[self.table_words] = [commits[use.key].table_address(use.layer) for use in r.kv]
         alive = []
         for k, word in r.pointers:
             t = regs.get(k)
@@ -165,19 +201,21 @@ class CompiledRegion:
                 continue
             v = regs.get(k)
             frame[word] = v if how == "i64" else struct.unpack("<q", struct.pack("<d", v))[0]
-        for word, a in fresh.items():
-            frame[word] = a.__array_interface__["data"][0]
         frame[FrameWord.STOP] = stop_address
         frame[FrameWord.BUDGET] = 1 if self.one_round else budget        # rows are reserved for one round
-        number = layout.call()
-        retired = int(frame[FrameWord.RETIRED])
-        if number == r.abandon:
-            layout.owner.append(layout)
+        return Held(alive, commits, cells)
+
+    def leave(self, frame: np.ndarray, regs: Registers, fresh: Mapping[int, np.ndarray], held: "Held",
+              syms: dict[Sym, int]) -> tuple[ExitInfo | None, int]:
+        """(exit, retired instructions) of a frame that was run, its registers written back; exit None: abandoned."""
+        number = int(frame[FrameWord.EXIT])
+        if number == self.region.abandon:
             return None, 0
-        info = r.exits[number]
-        self._write_back(regs, info, frame, fresh, commits, syms)
-        layout.owner.append(layout)
-        return info, retired
+        info = self.region.exits[number]
+        self._write_back(regs, info, frame, fresh, held.commits, syms)
+        if held.cells is not None:
+            held.cells.leave(regs, info.stores)
+        return info, int(frame[FrameWord.RETIRED])
 
     def _results(self, syms: dict[Sym, int], given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Arrays for the tensors the region leaves behind, by frame word.  MemoryError: there is no room for them."""
@@ -206,18 +244,21 @@ class CompiledRegion:
         for use in self.region.kv:
             stream = streams.get(use.key)
             if stream is None:
-                stream = (regs.get(use.key) or KVStream()).with_geometry(use.kv_heads, use.head_dim)
+                stream = regs.get(use.key) or KVStream(use.geometry, KV_DTYPES[use.dtype])
+                stream = stream if stream.geometry else KVStream(use.geometry, stream.dtype)
             rows = eval_dim(use.rows, syms)
             streams[use.key] = stream.reserve(use.layer, rows)
             blocks = max(blocks, -(-(stream.length(use.layer) + rows) // PAGE))
         syms[KV_BLOCKS] = -(-blocks // BLOCK_STEP) * BLOCK_STEP
         return streams
 
-    def _write_back(self, regs: Registers, info: ExitInfo, frame: np.ndarray, fresh: dict[int, np.ndarray],
+    def _write_back(self, regs: Registers, info: ExitInfo, frame: np.ndarray, fresh: Mapping[int, np.ndarray],
                     commits: dict[Any, KVStream], syms: dict[Sym, int]) -> None:
         values: list[tuple[Any, Any]] = []
         lengths: dict[Any, dict[int, int]] = {}
         for s in info.stores:
+            if is_cell(s.key):
+                continue
             match s.how:
                 case "i64":
                     v: Any = int(frame[s.word])

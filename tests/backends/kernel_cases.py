@@ -11,9 +11,11 @@ import numpy as np
 
 from m3jit.ir.rope_frequencies import rope_frequencies
 from m3jit.isa import types as T
+from m3jit.isa.kv_layout import DTYPES as KV_DTYPES
+from m3jit.isa.kv_layout import write
 from m3jit.isa.types import DTYPES
 from m3jit.kernels import (argmax, attention, conv, convert, embed, layout, lowering, matmul, moves, qmatmul, quantize,
-                           reduce, rope, sample, sort)
+                           recurrent, reduce, rope, sample, sort)
 from tests.backends.case_parts import Case, blank, f32, floats, storage
 from tests.backends.fused_cases import fused_cases
 from tests.kernels import reference
@@ -21,9 +23,9 @@ from tests.kernels import reference
 # -- quantised and float products -------------------------------------------------------------------------------------
 
 PACKED = [d.name for d in layout.PACKED]
-
-
 ALSO = ("Q5_0", "Q5_1", "MXFP4", "Q2_K", "Q3_K", "Q5_K", "IQ4_XS", "TQ1_0", "TQ2_0")   # mostly in the sweep only
+
+
 def records(rng: np.random.Generator, rows: int, cols: int, block: int) -> np.ndarray:
     """Activation records of random rows, made by the NumPy evaluator."""
     from tests.loop_eval import run_kernel
@@ -176,9 +178,11 @@ def _rows() -> Iterable[Case]:
 def pages(rng: np.random.Generator, g: attention.Geometry, keys: int) -> list[np.ndarray]:
     """Key/value pages of finite numbers in a shuffled pool, and their table.  (What attn_blocks leaves in `partial` is
     not visible to a program: with NaNs about, their payloads there may differ.)"""
-    count, size = -(-keys // 64) + 1, attention.page_bytes(g.dtype, g.kv_heads, g.head_dim)
-    values = storage(rng, DTYPES[g.dtype], (count, size // DTYPES[g.dtype].nbytes), special=False)
-    pool = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+    count, size = -(-keys // 64) + 1, g.page_bytes
+    pool = np.zeros(count * size, np.uint8)
+    for i in range(count):                                # rows as a stream stores them
+        rows = (floats(rng, 64, g.kv_heads, dim, special=False) for dim in (g.head_dim, g.value_dim))
+        write(pool[i * size:(i + 1) * size], g.layout, KV_DTYPES[g.dtype], 0, *rows)
     return [pool] if g.dense else [pool, (rng.permutation(count)[:count - 1] * size).astype(np.int64)]
 
 
@@ -187,6 +191,13 @@ def _attention() -> Iterable[Case]:
     for g, tokens, past, window, slow in ((G(3, 1, 8), 1, 70, 0, False), (G(3, 1, 8), 5, 62, 0, False),
                                           (G(2, 2, 20, "F32", dense=True), 1, 65, 9, False),
                                           (G(2, 2, 20, "F32", dense=True), 3, 3, 2, True),
+                                          (G(4, 1, 70, value_dim=66, shared=True), 1, 70, 0, False),
+                                          (G(2, 1, 9, value_dim=5, shared=True), 5, 62, 0, False),
+                                          (G(2, 1, 66, "Q8_0", value_dim=40), 1, 65, 0, False),
+                                          (G(2, 2, 40, "Q8_0"), 3, 64, 0, True),
+                                          (G(4, 1, 40, "Q8_0", value_dim=33, shared=True), 2, 66, 0, True),
+                                          (G(3, 1, 6, "F32", dense=True, value_dim=3, shared=True), 1, 5, 0, True),
+                                          (G(3, 1, 6, "F32", dense=True, value_dim=9), 2, 5, 0, True),
                                           (G(2, 1, 5, "BF16", causal=False, softcap=True), 1, 64, 0, True),
                                           (G(2, 1, 5, "BF16", causal=False, softcap=True), 2, 64, 0, True)):
         keys = past + tokens
@@ -194,17 +205,17 @@ def _attention() -> Iterable[Case]:
         scale = [0.3] + ([5.0] if g.softcap else [])
 
         def append(rng, g=g, tokens=tokens, past=past, keys=keys):
-            return [floats(rng, tokens, g.kv_heads * g.head_dim), floats(rng, tokens, g.kv_heads * g.head_dim),
-                    *pages(rng, g, keys), tokens, past]
+            v = [] if g.shared else [floats(rng, tokens, g.kv_heads * g.value_dim)]
+            return [floats(rng, tokens, g.kv_heads * g.head_dim), *v, *pages(rng, g, keys), tokens, past]
         yield Case(
             f"kv_append_{g.name}_{tokens}",
-            lambda g=g: attention.kv_append(g.kv_heads, g.head_dim, g.dtype, g.dense),
+            lambda g=g: attention.kv_append(g),
             append,
             slow=slow,
         )
 
         def blocks(rng, g=g, tokens=tokens, keys=keys, tail=tail, scale=scale):
-            partial = blank(max(attention.partial_floats(tokens, keys, g.heads, g.head_dim), 1))
+            partial = blank(max(attention.partial_floats(tokens, keys, g.heads, g.value_dim), 1))
             return [
                 floats(rng, tokens, g.heads * g.head_dim, special=False),
                 *pages(rng, g, keys),
@@ -217,14 +228,14 @@ def _attention() -> Iterable[Case]:
         )
 
         def combine(rng, g=g, tokens=tokens, keys=keys, tail=tail):
-            partial = floats(rng, max(attention.partial_floats(tokens, keys, g.heads, g.head_dim), 1), special=False)
-            return [partial, blank((tokens, g.heads * g.head_dim)), *tail]
+            partial = floats(rng, max(attention.partial_floats(tokens, keys, g.heads, g.value_dim), 1), special=False)
+            return [partial, blank((tokens, g.heads * g.value_dim)), *tail]
         yield Case(f"attn_combine_{g.name}_{tokens}", lambda g=g: attention.attn_combine(g), combine,
                    slow=slow or tokens > 1)
 
         def rows(rng, g=g, tokens=tokens, keys=keys, tail=tail, scale=scale):
             return [floats(rng, tokens, g.heads * g.head_dim, special=False), *pages(rng, g, keys),
-                    blank((tokens, g.heads * g.head_dim)), *tail, *scale]
+                    blank((tokens, g.heads * g.value_dim)), *tail, *scale]
         yield Case(f"attn_rows_{g.name}_{tokens}", lambda g=g: attention.attn_rows(g), rows, slow=slow or tokens == 1)
 
 
@@ -358,4 +369,29 @@ def _searches() -> Iterable[Case]:
     )
 
 
-CASES: list[Case] = [*fused_cases(), *_quantised(), *_products(), *_rows(), *_attention(), *_moves(), *_searches()]
+# -- recurrences ------------------------------------------------------------------------------------------------------
+
+def _recurrences() -> Iterable[Case]:
+    for taps, bias, tokens in ((4, True, 5), (1, False, 2), (2, True, 0)):
+        def convolution(rng, taps=taps, bias=bias, tokens=tokens):
+            return [floats(rng, tokens, 21), floats(rng, 21, taps, special=False), *([floats(rng, 21)] if bias else []),
+                    floats(rng, taps - 1, 21), blank((tokens, 21)), blank((taps - 1, 21)), tokens, 21]
+        yield Case(f"causal_conv_{taps}_{tokens}", lambda t=taps, b=bias: recurrent.causal_conv(t, b), convolution,
+                   slow=taps == 2)
+    for n, heads, skip, packed, tokens, slow in ((3, False, "channel", True, 4, False), (20, True, "head", False, 3, False),
+                                                 (4, True, "channel", False, 2, False), (5, False, "", False, 1, True),
+                                                 (34, False, "channel", True, 2, True), (3, True, "", False, 0, True)):
+        def scan(rng, n=n, heads=heads, skip=skip, packed=packed, tokens=tokens):
+            runs, length = 4, 19                        # two tiles a run
+            dt = floats(rng, tokens, runs if heads else runs * length, special=False)
+            a = floats(rng, tokens, runs) if heads else -abs(floats(rng, *((8, n, 16) if packed else (runs * length, n))))
+            d = [floats(rng, runs if skip == "head" else runs * length)] if skip else []
+            return [floats(rng, 8, n, 16), floats(rng, tokens, runs * length), dt, a, floats(rng, tokens, 2 * n),
+                    floats(rng, tokens, 2 * n), *d, blank((tokens, runs * length)), blank((8, n, 16)),
+                    tokens, runs, length, 2]
+        yield Case(f"scan_{n}_{heads}_{skip}_{tokens}", lambda k=(n, heads, skip, packed): recurrent.scan(*k), scan,
+                   slow=slow, heavy=n > 16 and not heads)
+
+
+CASES: list[Case] = [*fused_cases(), *_quantised(), *_products(), *_rows(), *_attention(), *_moves(), *_searches(),
+                     *_recurrences()]

@@ -1,4 +1,5 @@
 """Attention kernels against the plan's definition: both schedules, masks, pages, head sizes; bytes equal."""
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -9,7 +10,23 @@ from tests.kernels.executors import run
 from tests.loop_eval import fma32
 
 f32 = np.float32
-STORE = {"F16": lambda x: x.astype(np.float16).astype(f32), "F32": lambda x: x}
+
+
+def q8_0(x):
+    """Rows [.., dim] as int8 with a scale per 32, in plain loops."""
+    out = np.empty_like(x)
+    for row, new in zip(x.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1])):
+        for at in range(0, row.size, 32):
+            part = row[at:at + 32]
+            top = np.abs(part).max()
+            d = np.float16(top / f32(127))
+            q = [round(float(v * (f32(127) / top))) if top > 0 else 0 for v in part]
+            new[at:at + 32] = f32(d) * np.array(q, f32)
+    return out
+
+
+STORE = {"F16": lambda x: x.astype(np.float16).astype(f32), "F32": lambda x: x, "Q8_0": q8_0,
+         "BF16": lambda x: x.astype(ml_dtypes.bfloat16).astype(f32)}
 
 
 def fold_scores(q, k):
@@ -36,11 +53,11 @@ def attend(q, k, v, lo, hi, scale, cap):
         m = np.fmax.reduce(s)
         w = np.zeros(64, f32)
         w[a - start:e - start] = reference.apply(scalar_math.exp, s - m)
-        mix = np.zeros(q.size, f32)
+        mix = np.zeros(v.shape[1], f32)
         for j in range(a, e):
             mix = fma32(w[j - start], v[j], mix)
         parts.append((m, halving(w), mix))
-    out, total = np.zeros(q.size, f32), f32(0)
+    out, total = np.zeros(v.shape[1], f32), f32(0)
     if not parts:
         return out
     top = np.fmax.reduce([p[0] for p in parts])
@@ -51,26 +68,29 @@ def attend(q, k, v, lo, hi, scale, cap):
 
 
 def expected(q, k, v, g, past, keys, window, scale, cap):
-    tokens, d = len(q), g.head_dim
-    out = np.empty_like(q)
+    tokens, d, p = len(q), g.head_dim, g.value_dim
+    out = np.empty((tokens, g.heads * p), f32)
     for t in range(tokens):
         lo, hi = max(past + t - window + 1, 0), min(past + t + 1, keys) if g.causal else keys
         for h in range(g.heads):
-            at, kv = slice(h * d, h * d + d), slice(h // g.group_heads * d, (h // g.group_heads + 1) * d)
-            out[t, at] = attend(q[t, at], k[:, kv], v[:, kv], lo, max(hi, lo), scale, cap)
+            n = h // g.group_heads
+            keys_of = k[:, n * d:(n + 1) * d]
+            values_of = keys_of[:, :p] if g.shared else v[:, n * p:(n + 1) * p]
+            out[t, h * p:(h + 1) * p] = attend(q[t, h * d:(h + 1) * d], keys_of, values_of, lo, max(hi, lo), scale, cap)
     return out
 
 
 def filled_pages(rng, g, k, v):
     """Pages in a shuffled pool, filled by kv_append in two steps; table of byte offsets."""
-    size, count = A.page_bytes(g.dtype, g.kv_heads, g.head_dim), -(-len(k) // 64)
+    size, count = g.page_bytes, -(-len(k) // 64)
     pool = rng.integers(0, 256, size * (count + 1), dtype=np.uint8)
     pool[:] = 0x7E                                       # unused slots hold NaN: nothing may leak from them
     table = (rng.permutation(count + 1)[:count] * size).astype(np.int64)
     pages = [pool] if g.dense else [pool, table]
     cut = len(k) // 3
     for lo, hi in ((0, cut), (cut, len(k))):
-        run(A.kv_append(g.kv_heads, g.head_dim, g.dtype, g.dense), [k[lo:hi], v[lo:hi], *pages, hi - lo, lo])
+        rows = [k[lo:hi]] if g.shared else [k[lo:hi], v[lo:hi]]
+        run(A.kv_append(g), [*rows, *pages, hi - lo, lo])
     return pages
 
 
@@ -78,15 +98,15 @@ def check(g, tokens, past, keys=None, window=A.NO_WINDOW, scale=0.3, cap=0.0, se
     rng = np.random.default_rng(seed)
     keys = past + tokens if keys is None else keys
     q = rng.normal(0, 2, (tokens, g.heads * g.head_dim)).astype(f32)
-    k, v = (rng.normal(0, 1, (keys, g.kv_heads * g.head_dim)).astype(f32) for _ in range(2))
+    k, v = (rng.normal(0, 1, (keys, g.kv_heads * dim)).astype(f32) for dim in (g.head_dim, g.value_dim))
     if edit:
         edit(q, k, v)
     pages = filled_pages(rng, g, k, v)
-    stored = STORE[g.dtype]
-    want = expected(q, stored(k), stored(v), g, past, keys, window, scale, cap)
+    k, v = (STORE[g.dtype](x.reshape(-1, x.shape[1] // g.kv_heads)).reshape(x.shape) for x in (k, v))
+    want = expected(q, k, v, g, past, keys, window, scale, cap)
     tail = [scale] + ([cap] if g.softcap else [])
-    out = np.full_like(q, 7)
-    partial = np.full(max(A.partial_floats(tokens, keys, g.heads, g.head_dim), 1), np.nan, f32)
+    out = np.full((tokens, g.heads * g.value_dim), 7, f32)
+    partial = np.full(max(A.partial_floats(tokens, keys, g.heads, g.value_dim), 1), np.nan, f32)
     run(A.attn_blocks(g), [q, *pages, partial, tokens, past, keys, window, *tail])
     run(A.attn_combine(g), [partial, out, tokens, past, keys, window])
     if tokens <= A.FEW_TOKENS:
@@ -157,8 +177,32 @@ def test_scores_not_kept_are_computed_again(monkeypatch, window):
     A.attn_rows.cache_clear()
 
 
+@pytest.mark.parametrize("dtype", ("BF16", "Q8_0"))
+@pytest.mark.parametrize("dim, value_dim", ((8, 8), (72, 40), (33, 66)))
+@pytest.mark.parametrize("tokens, past", ((1, 66), (3, 62)))
+def test_stored_types(dtype, dim, value_dim, tokens, past):
+    check(A.Geometry(4, 2, dim, dtype, value_dim=value_dim), tokens, past)
+
+
+@pytest.mark.parametrize("dtype", ("F16", "Q8_0"))
+@pytest.mark.parametrize("heads, dim, value_dim", ((5, 72, 64), (2, 9, 9), (3, 40, 1), (4, 80, 66)))
+@pytest.mark.parametrize("tokens, past", ((1, 130), (3, 62), (9, 0)))
+def test_values_that_are_part_of_the_keys(dtype, heads, dim, value_dim, tokens, past):
+    check(A.Geometry(heads, 1, dim, dtype, value_dim=value_dim, shared=True), tokens, past)
+
+
+@pytest.mark.parametrize("tokens", (1, 3))
+def test_shared_values_of_two_heads_dense_and_with_a_window(tokens):
+    check(A.Geometry(4, 2, 12, "F32", dense=True, value_dim=7, shared=True), tokens, 70)
+    check(A.Geometry(4, 2, 12, value_dim=7, shared=True), tokens, 150, window=70)
+
+
 def test_impossible_geometry_is_refused():
     with pytest.raises(ValueError, match="heads a multiple of kv_heads"):
         A.Geometry(5, 2, 64)
-    with pytest.raises(ValueError, match="F16, BF16 or F32, not Q8_0"):
-        A.Geometry(4, 2, 64, dtype="Q8_0")
+    with pytest.raises(ValueError, match="F16, BF16, F32, Q8_0, not Q4_0"):
+        A.Geometry(4, 2, 64, dtype="Q4_0")
+    with pytest.raises(ValueError, match="at most as wide as the keys"):
+        A.Geometry(4, 2, 64, value_dim=65, shared=True)
+    with pytest.raises(ValueError, match="1 <= head_dim <= 1024"):
+        A.Geometry(4, 2, 1025)

@@ -16,6 +16,7 @@ import numpy as np
 from m3jit.ir.eager import EagerXp
 from m3jit.isa import table
 from m3jit.isa.fields import REQUIRED, Hidden
+from m3jit.isa.cells import CellState, cell_of
 from m3jit.isa.kv import KVStream
 from m3jit.isa.table import load_table
 from m3jit.isa.types import BF16, BOOL, F16, F32, DType, Tensor
@@ -145,10 +146,16 @@ def mutants(result: Any) -> Iterator[Any]:
         lengths = {layer: result.length(layer) for layer in result.layers if result.length(layer)}
         if lengths:
             yield result.with_lengths({layer: n - 1 for layer, n in lengths.items()})
-            changed = KVStream(result.kv_heads, result.head_dim, result.dtype)
+            changed = KVStream(result.geometry, result.dtype)
             for layer in lengths:
                 changed = changed.append(layer, *(a * np.float32(1.01) for a in result.rows(layer)))
             yield changed
+    elif isinstance(result, CellState):
+        for (layer, part), cell in result.cells.items():
+            a = result.array(layer, part)
+            if a.size:
+                changed = a * np.float32(1.01) if a.any() else a + np.float32(0.01)
+                yield result.with_cells({(layer, part): cell_of(part, changed)})
     elif isinstance(result, Tensor):
         changed = _mutate(result)
         if changed is not None and changed.tobytes() != result.tobytes():

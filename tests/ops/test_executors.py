@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from m3jit.isa.fields import Hidden, PayloadReg, Reg, RegField
+from m3jit.isa.cells import CellState
 from m3jit.isa.kv import KVStream
 from m3jit.isa.table import BY_NAME, Instruction, decode, encode
 from m3jit.isa.types import Tensor
 from m3jit.vm.vm import VM
-from tests.ops import (cases, witness_elementwise, witness_layout, witness_lora, witness_reduce,  # noqa: F401
-                       witness_sampling, witness_transformer)
+from tests.ops import (cases, witness_elementwise, witness_layout, witness_lora, witness_recurrent,  # noqa: F401
+                       witness_reduce, witness_sampling, witness_transformer)
 
 # In compiled code these always go to the slow path (their table rows say why), whatever their operands.
-SLOW_PATH = {"SAMPLE with a draw", "KV_TRUNCATE", "KV_COMPRESS", "HASH", "CHECKSUM"}
+SLOW_PATH = {"SAMPLE with a draw", "KV_TRUNCATE", "KV_COMPRESS", "SSM_RESET", "HASH", "CHECKSUM"}
 LEVELS = (("cpu:baseline", 1), ("cpu:avx2", 2), ("cpu:native", 3))
 CASES = 5                                        # per opcode in the default run; `-m slow` runs all
 
@@ -40,7 +41,7 @@ def instruction(row: Any, case: Any) -> tuple[Instruction, list[tuple[Reg, Any]]
             elif v is None:
                 args[f.name] = Reg(2, 0) if f.both and f.name in case.operands else None
             else:
-                r = Reg(2, 0) if isinstance(v, KVStream) else Reg(0, 1 + len(binds))
+                r = Reg(2, 0) if isinstance(v, (KVStream, CellState)) else Reg(0, 1 + len(binds))
                 args[f.name] = r
                 binds.append((r, contiguous(v)))
         elif v is not None:
@@ -58,7 +59,7 @@ def outcome(ins: Instruction, binds: list, backend: str, threads: int) -> tuple[
     """Everything the instruction changed, and how many instructions ran in native code."""
     vm = VM([ins, Instruction(BY_NAME["HALT"], {})], backend=backend, threads=threads)
     for r, v in binds:
-        if isinstance(v, KVStream):
+        if isinstance(v, (KVStream, CellState)):
             vm.machine.set_state_of(vm.main, r.index, v)
         else:
             vm.set(r, v)
@@ -67,6 +68,8 @@ def outcome(ins: Instruction, binds: list, backend: str, threads: int) -> tuple[
     stream = vm.machine.state_of(vm.main, 0)
     if isinstance(stream, KVStream):
         out["stream"] = [(n, [a.tobytes() for a in stream.rows(n)]) for n in sorted(stream.layers)]
+    if isinstance(stream, CellState):
+        out["cells"] = [(key, stream.shapes[key], stream.array(*key).tobytes()) for key in sorted(stream.cells)]
     out["flags"], out["rng"] = vm.main.flags, vm.main.rng
     return out, sum(r.retired for r in vm.regions.regions) if vm.regions is not None else 0
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m3jit.errors import InternalError, OperandError
-from m3jit.isa.kv import PAGE, KVStream
-from m3jit.isa.types import F32, I8
+from m3jit.isa.kv import PAGE, KVGeometry, KVStream
+from m3jit.isa.types import BF16, F16, F32, I8, Q8_0
 
 HEADS, DIM = 2, 3
 
@@ -52,6 +52,51 @@ def test_pages_have_the_documented_layout():
     assert s.page_table(0).tolist() == [q.data.ctypes.data for q in s.pages(0)]
 
 
+def test_pages_of_int8_rows_have_the_documented_layout():
+    g, x = KVGeometry(2, 40, 33), np.random.default_rng(3)
+    k, v = x.normal(size=(66, 80)).astype(np.float32), x.normal(size=(66, 66)).astype(np.float32)
+    s = KVStream(dtype=Q8_0).with_geometry(2, 40, 33).append(0, k, v)
+    raw = s.pages(0)[1].data.view(np.uint8)
+    per_head = 64 * 40 + 2 * 64 * 2 + 64 * 33 + 2 * 64 * 2
+    assert s.geometry == g and raw.size == s.page_bytes == 2 * per_head
+    got_k, got_v = s.rows(0)
+    for h, p in np.ndindex(2, 2):
+        part = raw[h * per_head:]
+        numbers, d = part[:2560].view(np.int8).reshape(40, 64), part[2560:2816].view(np.float16).reshape(2, 64)
+        want = numbers[:, p] * np.repeat(d[:, p].astype(np.float32), 32)[:40]
+        np.testing.assert_array_equal(got_k[64 + p, 40 * h:40 * h + 40], want)
+        part = part[2816:]
+        numbers, d = part[:2112].view(np.int8).reshape(64, 33), part[2112:2368].view(np.float16).reshape(64, 2)
+        want = numbers[p] * np.repeat(d[p].astype(np.float32), 32)[:33]
+        np.testing.assert_array_equal(got_v[64 + p, 33 * h:33 * h + 33], want)
+    assert np.abs(got_k - k).max() < np.abs(k).max() / 250 and np.abs(got_v - v).max() < np.abs(v).max() / 250
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, Q8_0])
+@pytest.mark.parametrize("shared", [False, True])
+def test_kept_rows_keep_their_bytes(dtype, shared):
+    """KV_COMPRESS stores rows again that were rounded before."""
+    x = np.random.default_rng(5).normal(size=(100, 36)).astype(np.float32) * np.float32(3e-3)
+    x[7, 2], x[9, 3], x[97] = np.nan, np.inf, 0
+    s = KVStream(dtype=dtype).with_geometry(1, 36, 34, shared).append(0, x, x[:, :34])
+    before, after = s.rows(0), s.compress(20, 30).rows(0)
+    for a, b in zip(before, after):
+        assert np.concatenate([a[:20], a[70:]]).tobytes() == b.tobytes()
+    assert np.isnan(before[0][7, 2]) and (dtype is not Q8_0 or np.isnan(before[0][7, :32]).all())
+    if shared:
+        assert before[1].tobytes() == np.ascontiguousarray(before[0][:, :34]).tobytes()
+        assert s.page_bytes == KVGeometry(1, 36, 0, True).page_bytes(dtype)
+
+
+def test_a_stream_of_another_shape_is_refused():
+    s = KVStream().with_geometry(1, 8, 6, shared=True)
+    with pytest.raises(OperandError, match=r"has 1 heads of 8 with values of 6 \(part of the keys\); an append of 1 "
+                                           "heads of 8 with values of 6 does not fit"):
+        s.with_geometry(1, 8, 6)
+    with pytest.raises(OperandError, match="at most their 8 features, not 9"):
+        KVStream().with_geometry(1, 8, 9, shared=True)
+
+
 def test_values_are_immutable_and_layers_apart():
     a, k, v = stream(5)
     b = a.append(7, rows(2, 50), rows(2, 51))
@@ -64,7 +109,7 @@ def test_rows_are_rounded_once_to_the_stream_dtype():
     x = np.full((1, 6), 1 + 2.0 ** -11 + 2.0 ** -20, np.float32)
     assert KVStream().with_geometry(HEADS, DIM).append(0, x, x).rows(0)[0][0, 0] == np.float16(x[0, 0])
     assert KVStream(dtype=F32).with_geometry(HEADS, DIM).append(0, x, x).rows(0)[0][0, 0] == x[0, 0]
-    with pytest.raises(OperandError, match="stores F16 or F32, not I8"):
+    with pytest.raises(OperandError, match="stores F16, BF16, F32, Q8_0, not I8"):
         KVStream(dtype=I8)
 
 

@@ -11,15 +11,17 @@ import pytest
 from m3jit.ir.tensor import F64T, I64T, Node, TensorType
 from m3jit.ir.trace import Recorder, TraceXp, Untraceable
 from m3jit.ir.trace_model import KVRef
+from m3jit.ir.trace_recurrent import CellKey, CellRef, cell_type
 from m3jit.isa import table
 from m3jit.isa.fields import Hidden, PayloadReg, RegField
+from m3jit.isa.cells import CellState
 from m3jit.isa.kv import KVStream
 from m3jit.isa.types import NEW_STATE, Tensor
 from tests.ops.cases import WITNESS, execute
 from tests.ops.test_witness import MODULES
 
 # These are executed by the interpreter, whatever their operands are.
-INTERPRETED = {"KV_TRUNCATE": "shortens a stream", "KV_COMPRESS": "copies a stream's rows", "HASH": "sequential by nature",
+INTERPRETED = {"KV_TRUNCATE": "shortens a stream", "KV_COMPRESS": "copies a stream's rows", "SSM_RESET": "nothing to compute", "HASH": "sequential by nature",
                "CHECKSUM": "sequential by nature"}
 
 
@@ -36,6 +38,8 @@ class Nodes(Recorder):
     def assume_equal(self, a: Any, b: Any) -> bool: return a == b
     def check(self, cond: Node, reason: str) -> None: pass
     def abandon_point(self) -> None: pass
+    def cell(self, state: CellRef, key: CellKey) -> Node: return Node("input", cell_type(key))
+    def same_stream(self, key: Any, geometry: Any, dtype: str) -> bool: return True
     def kv_length(self, kv: KVRef, layer: int) -> Node: return Node("input", I64T)
 
 
@@ -44,9 +48,11 @@ def traced(f: Any, value: Any) -> Any:
     if isinstance(value, Tensor):
         weight = value.dtype.is_block
         return Node("weight" if weight else "input", TensorType(value.dtype, value.shape), attrs={"tensor": value})
+    if isinstance(value, CellState):
+        return CellRef(("S", 0), {})
     if value is NEW_STATE or isinstance(value, KVStream):
-        known = isinstance(value, KVStream) and value.kv_heads
-        return KVRef(("S", 0), value.kv_heads if known else None, value.head_dim if known else None, "F16", {})
+        known = isinstance(value, KVStream)
+        return KVRef(("S", 0), value.geometry if known else None, value.dtype.name if known else None, {})
     if isinstance(f, (RegField, PayloadReg, Hidden)) and isinstance(value, (int, float)):
         return Node("input", I64T if isinstance(value, int) else F64T)
     return value
@@ -78,6 +84,8 @@ def test_bodies_trace_to_the_types_they_compute(name):
         for node, value in zip(nodes, results):
             if isinstance(value, Tensor):
                 assert node.type == TensorType(value.dtype, value.shape), f"{case.label}: {node.type} for {value}"
+            elif isinstance(value, CellState):
+                assert isinstance(node, CellRef)
             elif isinstance(value, KVStream):
                 assert isinstance(node, KVRef)
             elif value is not None and isinstance(node, Node):

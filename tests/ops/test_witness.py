@@ -6,14 +6,16 @@ import math
 import pytest
 
 from m3jit.isa import table
+from m3jit.isa.cells import CellState
 from m3jit.isa.kv import KVStream
 from m3jit.isa.types import Tensor
-from tests.ops import (witness_elementwise, witness_layout, witness_lora, witness_reduce, witness_sampling,
-                       witness_transformer)
+from tests.ops import (witness_elementwise, witness_layout, witness_lora, witness_recurrent, witness_reduce,
+                       witness_sampling, witness_transformer)
 from tests.ops.cases import WITNESS, execute, mutants, values
 
-MODULES = {witness_elementwise, witness_layout, witness_lora, witness_reduce, witness_sampling, witness_transformer}
-FAMILIES = {f"m3jit.isa.{n}" for n in ("tensor", "elementwise", "layout", "reduce", "transformer", "sampling", "learning")}
+MODULES = {witness_elementwise, witness_layout, witness_lora, witness_recurrent, witness_reduce, witness_sampling,
+           witness_transformer}
+FAMILIES = {f"m3jit.isa.{n}" for n in ("ssm_audio", "tensor", "elementwise", "layout", "reduce", "transformer", "sampling", "learning")}
 SIZES = {"empty": lambda n: n == 0, "one": lambda n: n == 1, "odd": lambda n: n > 1 and n % 2 == 1,
          "over 64": lambda n: n > 64}
 IMPOSSIBLE = {"QUANTIZE": {"one", "odd"}}                                # whole blocks of 32
@@ -61,6 +63,8 @@ def test_a_change_of_one_percent_is_noticed(name):
 
 
 def size_of(v) -> list[int]:
+    if isinstance(v, CellState):
+        return [sum(v.array(*key).size for key in v.cells)]
     if isinstance(v, KVStream):
         return [sum(map(v.length, v.layers))]
     return [v.size] if isinstance(v, Tensor) else [math.prod(v)] if isinstance(v, tuple) else []
