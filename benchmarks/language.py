@@ -23,7 +23,7 @@ from typing import Callable
 from benchmarks import models
 from benchmarks.generation import Ours, Peer, Reader
 from benchmarks.peer_llama import DEEP, DEEP_GENERATED
-from benchmarks.table import MEMORY, PROMPT, Row, machine, model_path
+from benchmarks.table import MEMORY, PROMPT, Row, environment, machine, model_path
 
 PAIRS = 7
 # llama.cpp, 2 threads of a Zen 4: what a comparison must find the peer at (0.8 of it at least)
@@ -134,7 +134,7 @@ def row_start(args: argparse.Namespace) -> list[Row]:
     cold, warm = [], []
     for _ in range(5):
         with tempfile.TemporaryDirectory() as cache:
-            env = {**os.environ, "M3JIT_CACHE_DIR": cache}
+            env = environment(cache)
             for into in (cold, warm):
                 start = time.perf_counter()
                 subprocess.run([sys.executable, "-m", "m3jit", "run", str(path), "--prompt", PROMPT, "--max-tokens", "1",
@@ -154,7 +154,7 @@ def row_memory(args: argparse.Namespace) -> list[Row]:
 
 def _memory(name: str, path: Path, allowed: float) -> Row:
     with tempfile.TemporaryDirectory() as cache:
-        env = {**os.environ, "M3JIT_CACHE_DIR": cache}
+        env = environment(cache)
         seen = []
         for _ in range(2):                          # with an empty cache, then with a warm one
             done = subprocess.run([sys.executable, "-c", MEMORY, str(path), PROMPT], env=env, check=True,

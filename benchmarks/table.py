@@ -43,6 +43,11 @@ def median_pairs(a: Callable[[], float], b: Callable[[], float], pairs: int = PA
             statistics.median(x / y for x, y in both))
 
 
+def environment(cache: str) -> dict[str, str]:
+    """Of a fresh process with a code cache of its own; Python keeps its own bytecode, as it does by default."""
+    return {**{k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}, "M3JIT_CACHE_DIR": cache}
+
+
 def timed(f: Callable[[], Any]) -> Callable[[], float]:
     def run() -> float:
         start = time.perf_counter()
@@ -282,7 +287,7 @@ def row_compile(args: argparse.Namespace) -> list[Row]:
     cold, warm = [], []
     for _ in range(5):
         with tempfile.TemporaryDirectory() as cache:
-            env = {**os.environ, "M3JIT_CACHE_DIR": cache}
+            env = environment(cache)
             for into in (cold, warm):
                 done = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, env=env, capture_output=True, text=True,
                                       check=True)
@@ -387,7 +392,7 @@ def _first_token(path: Path) -> list[Row]:
     cold, warm = [], []
     for _ in range(3):
         with tempfile.TemporaryDirectory() as cache:
-            env = {**os.environ, "M3JIT_CACHE_DIR": cache}
+            env = environment(cache)
             for into in (cold, warm):
                 start = time.perf_counter()
                 subprocess.run([sys.executable, "-m", "m3jit", "run", str(path), "--prompt", PROMPT, "--max-tokens", "1",
@@ -431,7 +436,7 @@ print(peak / 1024, kv / 2 ** 20)
 
 def _memory(path: Path) -> list[Row]:
     with tempfile.TemporaryDirectory() as cache:
-        env = {**os.environ, "M3JIT_CACHE_DIR": cache}
+        env = environment(cache)
         seen = []
         for _ in range(2):                          # with an empty cache, then with a warm one
             done = subprocess.run([sys.executable, "-c", MEMORY, str(path), PROMPT], env=env, check=True,
