@@ -72,12 +72,12 @@ def vocabulary(model: str) -> None:
 
 def variants() -> None:
     from llama_cpp import Llama
-    from vocabularies import VARIANTS
+    from vocabularies import VARIANTS, WORD_PIECES
 
     texts = strings(400)
     ids = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in VARIANTS.items():
+        for name, make in (VARIANTS | WORD_PIECES).items():
             path = Path(folder) / "vocabulary.gguf"
             make(path)
             model = Llama(str(path), vocab_only=True, verbose=False)

@@ -16,7 +16,9 @@ from typing import Any
 from m3jit.models.byte_pairs import decode_characters
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.safetensors_file import read_json
+from m3jit.models.stream_decoder import LeadingSpace
 from m3jit.models.tokenizer import _valid_text
+from m3jit.models.word_pieces import WORD_START, decode_piece
 
 FILE_NAME = "tokenizer.json"
 MAX_FILE_BYTES = 1 << 28
@@ -92,9 +94,13 @@ class FolderTokenizer:
         return FolderVocabulary(texts, ids)
 
     @cached_property
+    def _added(self) -> dict[int, Any]:
+        return self._tokenizer.get_added_tokens_decoder()
+
+    @cached_property
     def _hidden(self) -> frozenset[int]:
         """Special tokens: they stand for no text."""
-        return frozenset(token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special)
+        return frozenset(token for token, added in self._added.items() if added.special)
 
     def _special(self, name: str) -> int | None:
         """The id of a special token: as tokenizer_config.json names it, else as config.json numbers it."""
@@ -168,11 +174,12 @@ class FolderTokenizer:
         text = self.vocabulary.texts[token]
         if token in self._hidden:
             return text.encode() if special else b""
-        if token in self._tokenizer.get_added_tokens_decoder():
+        if token in self._added:
             return text.encode()
         if self.model == "WordPiece":
             prefix = self.json["model"].get("continuing_subword_prefix", "##")
-            return text.removeprefix(prefix).encode() if text.startswith(prefix) else b" " + text.encode()
+            return text.removeprefix(prefix).encode() if text.startswith(prefix) else \
+                decode_piece(WORD_START + text) if self._decoder.get("cleanup", True) else b" " + text.encode()
         if self._byte_level:
             return decode_characters(text)
         if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
@@ -182,10 +189,33 @@ class FolderTokenizer:
                 pass
         return text.replace(_SPACE, " ").encode()
 
+    @property
+    def _decoder(self) -> dict[str, Any]:
+        found = self.json.get("decoder")
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def _decoders(self) -> list[dict[str, Any]]:
+        """The steps of decoding, those of a sequence one by one."""
+        rows = self._decoder.get("decoders") if self._decoder.get("type") == "Sequence" else [self._decoder]
+        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
     @cached_property
     def _byte_level(self) -> bool:
         """Whether tokens are spelled in the byte alphabet of GPT-2."""
-        return '"ByteLevel"' in str(self.json.get("decoder")).replace("'", '"')
+        return any(row.get("type") == "ByteLevel" for row in self._decoders)
+
+    @cached_property
+    def leading_space(self) -> LeadingSpace:
+        """Whether decoding takes a space from the front of a text (see `stream_decoder`)."""
+        takes = any(row.get("type") == "Metaspace" and row.get("prepend_scheme", "always") != "never" or
+                    row.get("type") == "Strip" and row.get("content") == " " and row.get("start") == 1 or
+                    row.get("type") == "WordPiece" for row in self._decoders)
+        return "first" if takes else "never"
+
+    def is_whole_text(self, token: int) -> bool:
+        """Whether `token` is looked for in raw text as a whole: an added token."""
+        return token in self._added
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of `ids`, as the tokenizers library writes it."""

@@ -1,7 +1,8 @@
 """Text to token ids and back, from the vocabulary in a GGUF file.
 
-Agrees token for token with llama.cpp on valid UTF-8 (tests/models/test_tokenizer.py holds the evidence), for the
-tokeniser models "gpt2" (byte-level byte pairs; the pre-tokenisers of `pretokenizers.py`) and "llama" (SentencePiece).
+For the tokeniser models "gpt2" (byte-level byte pairs; the pre-tokenisers of `pretokenizers.py`) and "llama"
+(SentencePiece's byte pairs) it agrees token for token with llama.cpp on valid UTF-8; for "bert" (WordPiece) with the
+tokenizers library (tests/models/test_tokenizer.py and test_word_pieces.py hold the evidence).
 """
 
 import codecs
@@ -13,10 +14,13 @@ from m3jit.models.gguf_file import GGUFFile
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.pretokenizers import PRE_TOKENIZERS
 from m3jit.models.scored_pairs import SPACE, ScoredPairEncoder
+from m3jit.models.stream_decoder import LeadingSpace, StreamDecoder
 from m3jit.models.vocabulary import WHOLE_TEXT_KINDS, TokenKind, Vocabulary
+from m3jit.models.word_pieces import WordPieceEncoder, decode_piece
 
 _KEY = "tokenizer.ggml."
 _HIDDEN = (TokenKind.CONTROL, TokenKind.UNKNOWN)
+_MODELS = ("gpt2", "llama", "bert")
 
 
 def _valid_text(text: str | bytes) -> str:
@@ -45,6 +49,8 @@ class Tokenizer:
     def __init__(self, file: GGUFFile) -> None:
         self.path = file.path
         self.model = file.value(_KEY + "model", str)
+        self.leading_space: LeadingSpace = "never"
+        adds_eos = False
         if self.model == "gpt2":
             name = file.value(_KEY + "pre", str, "default")
             if name not in PRE_TOKENIZERS:
@@ -52,21 +58,29 @@ class Tokenizer:
                                      item=_KEY + "pre", expected="one of " + ", ".join(sorted(PRE_TOKENIZERS)))
             self._pre = PRE_TOKENIZERS[name]
             adds_bos = self._pre.add_bos
-            self.vocabulary = Vocabulary(file, None, None, None)
+            self.vocabulary = Vocabulary(file)
             if _KEY + "merges" not in file.metadata:
                 file.value(_KEY + "merges", list)  # raises, naming the key
         elif self.model == "llama":
             adds_bos = True
-            self.vocabulary = Vocabulary(file, 1, 2, 0)
+            self.vocabulary = Vocabulary(file, bos=1, eos=2, unknown=0)
+        elif self.model == "bert":
+            adds_bos, adds_eos, self.leading_space = True, True, "first"
+            self.vocabulary = Vocabulary(file, bos=101, unknown=100, separator=102)
         else:
             raise ModelFileError(file.path, f"is {self.model!r}, which is not supported", item=_KEY + "model",
-                                 expected='"gpt2" or "llama"')
-        self.adds_space = file.value(_KEY + "add_space_prefix", bool, self.model == "llama") and self.model == "llama"
+                                 expected=f"one of {', '.join(_MODELS)}")
+        self.adds_space = file.value(_KEY + "add_space_prefix", bool, True) and self.model == "llama"
+        if self.adds_space:
+            self.leading_space = "after special"
         self.adds_bos = file.value(_KEY + "add_bos_token", bool, adds_bos)
-        self.adds_eos = file.value(_KEY + "add_eos_token", bool, False)
+        self.adds_eos = file.value(_KEY + "add_eos_token", bool, adds_eos)
         self.bos, self.eos = self.vocabulary.bos, self.vocabulary.eos
+        self._last = self.vocabulary.separator if self.model == "bert" else self.eos
         self.end_of_turn, self.padding = self.vocabulary.end_of_turn, self.vocabulary.padding
         self.ends = self.vocabulary.ends
+        lowercase = file.value(_KEY + "normalizer.lowercase", bool, True)
+        self._normalisation = lowercase, file.value(_KEY + "normalizer.strip_accents", bool, lowercase)
         self.chat_template: str | None = file.value("tokenizer.chat_template", str, None)
 
     def __len__(self) -> int:
@@ -82,9 +96,11 @@ class Tokenizer:
     # Encoding.
 
     @cached_property
-    def _encoder(self) -> BytePairEncoder | ScoredPairEncoder:
+    def _encoder(self) -> BytePairEncoder | ScoredPairEncoder | WordPieceEncoder:
         if self.model == "gpt2":
             return BytePairEncoder(self.vocabulary, self._pre)
+        if self.model == "bert":
+            return WordPieceEncoder(self.vocabulary, *self._normalisation)
         return ScoredPairEncoder(self.vocabulary)
 
     @cached_property
@@ -125,8 +141,8 @@ class Tokenizer:
 
         special: control tokens written out in the text ("<|im_start|>") become those tokens; otherwise they are
         ordinary characters, as text from outside should be. User-defined tokens are always recognised.
-        add_bos, add_eos: add the begin or end token; None: as the file says. ValueError when the file has no such
-        token but one was asked for. Invalid UTF-8 bytes and lone surrogates count as U+FFFD.
+        add_bos, add_eos: add the begin or end token (of "bert" models the classifier and separator tokens); None: as
+        the file says. ValueError when the file has no such token but one was asked for. Invalid UTF-8 bytes and lone surrogates count as U+FFFD.
         """
         ids = self._wanted("begin", add_bos, self.adds_bos, self.bos)
         after_special = True
@@ -137,7 +153,7 @@ class Tokenizer:
                 continue
             ids += self._encoder.encode(" " + piece if self.adds_space and after_special else piece)
             after_special = False
-        return ids + self._wanted("end", add_eos, self.adds_eos, self.eos)
+        return ids + self._wanted("end", add_eos, self.adds_eos, self._last)
 
     def _wanted(self, name: str, asked: bool | None, usual: bool, token: int | None) -> list[int]:
         if not (usual if asked is None else asked):
@@ -166,7 +182,13 @@ class Tokenizer:
             return self._byte(token, text)
         if kind != TokenKind.NORMAL:
             return b""
+        if self.model == "bert":
+            return decode_piece(text)
         return decode_characters(text) if self.model == "gpt2" else text.replace(SPACE, " ").encode()
+
+    def is_whole_text(self, token: int) -> bool:
+        """Whether `token` is looked for in raw text as a whole: a control, unknown or user-defined token."""
+        return int(self.vocabulary.kinds[token]) in WHOLE_TEXT_KINDS
 
     def _byte(self, token: int, text: str) -> bytes:
         try:
@@ -181,39 +203,7 @@ class Tokenizer:
         """The text of `ids`; bytes that form no UTF-8 become U+FFFD. special: write control tokens out.
 
         Where encoding puts a space before text ("llama" models, at the start and after special tokens), it is taken
-        away again, so that decode(encode(text)) == text.
+        away again, so that decode(encode(text)) == text.  WordPiece loses case and the spaces around punctuation.
         """
         stream = StreamDecoder(self, special, strip_space=True)
         return "".join([stream.feed(token) for token in ids]) + stream.flush()
-
-
-class StreamDecoder:
-    """Token ids in, text out, as soon as it is certain: a code point spread over several tokens comes out whole.
-
-    strip_space: drop the spaces that encoding put in (see Tokenizer.decode); leave it False when the tokens continue a
-    prompt. The pieces joined, with `flush`, are what Tokenizer.decode gives for all ids at once.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, special: bool = False, strip_space: bool = False) -> None:
-        self._tokenizer, self._special = tokenizer, special
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip = strip_space and tokenizer.adds_space
-        self._after_special = True
-
-    def feed(self, token: int) -> str:
-        """The text that `token` completes; "" while a code point is unfinished."""
-        raw = self._tokenizer.decode_bytes(token, self._special)
-        if self._strip:
-            if int(self._tokenizer.vocabulary.kinds[token]) in WHOLE_TEXT_KINDS:
-                self._after_special = True
-            else:
-                if self._after_special and raw.startswith(b" "):
-                    raw = raw[1:]
-                self._after_special = False
-        return self._utf8.decode(raw)
-
-    def flush(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished code point, else "". The decoder starts afresh."""
-        rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return rest

@@ -43,14 +43,16 @@ _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 class Vocabulary:
-    """Tokens of a file of tokeniser model `model` ("gpt2" or "llama").
+    """Tokens of a file of tokeniser model `model` ("gpt2", "llama" or "bert").
 
     `kinds` (uint8) and `ids` (text to id; of equal texts the last wins) hold for every token. Special tokens are ids
-    or None: `bos`, `eos`, `unknown`, `padding`, `end_of_turn`; `ends` are all ids that end generation.
+    or None: `bos` (or the classifier), `eos`, `unknown`, `padding`, `separator`, `end_of_turn`; `ends` are all ids that
+    end generation.
     Raises ModelFileError when the lists are missing, of the wrong type, or too short.
     """
 
-    def __init__(self, file: GGUFFile, bos: int | None, eos: int | None, unknown: int | None) -> None:
+    def __init__(self, file: GGUFFile, bos: int | None = None, eos: int | None = None, unknown: int | None = None,
+                 separator: int | None = None) -> None:
         """The arguments are the ids a file of this tokeniser model means when it does not say."""
         self._file, self.path = file, file.path
         self.texts: StringArray = self._strings("tokens")
@@ -58,9 +60,10 @@ class Vocabulary:
             raise ModelFileError(self.path, "is empty", item=_PREFIX + "tokens", expected="at least one token",
                                  remedy="The model file has no vocabulary: convert the model again.")
         self.kinds = self._kinds()
-        self.bos, self.eos, self.unknown = (self._special(name, default) for name, default in
-                                            (("bos", bos), ("eos", eos), ("unknown", unknown)))
+        self.bos = self._special("bos", self._special("cls", bos))
+        self.eos, self.unknown = self._special("eos", eos), self._special("unknown", unknown)
         self.padding = self._special("padding", None)
+        self.separator = self._special("seperator", separator)         # the key is spelled so
         self._find_named_tokens()
 
     def __len__(self) -> int:

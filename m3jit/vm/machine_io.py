@@ -11,6 +11,7 @@ from m3jit.isa.types import BF16, F32, FLOATS, I16, I64, INTS, U8, Tensor
 from m3jit.vm.context import Context
 from m3jit.vm.sources import END, NOTHING, QueueSource, RingSource, Source, open_file_source
 from m3jit.vm.streams import CallbackSink, Item, NpySink, Ring, Sink, StandardSink, WavSink, open_file_sink
+from m3jit.vm.text_stream import TextStream
 from m3jit.vm.values import Handle, normalise, said
 from m3jit.vm.waiting import Blocked
 
@@ -76,10 +77,9 @@ class StreamsView:
         if model is None:
             data, rest = _printed(value), None
         else:
-            held = self.ctx.texts.get(sink, b"")
-            data, rest = complete_text(held + self._token_bytes(value, model))
-            if rest == held:
-                rest = None
+            before = TextStream(self.ctx.texts.get(sink, b""))
+            text, after = before.feed(self._token_bytes(value, model))
+            data, rest = text.encode(), None if after is before else after.held
         if line:
             data += b"\n"
         return (Item("TEXT", data) if data else None), rest
@@ -104,7 +104,7 @@ class StreamsView:
             if rest:
                 for sink in self.vm.sinks.values():
                     if sink.name == name:
-                        sink.write(Item("TEXT", rest.decode("utf-8", "replace").encode()), True)
+                        sink.write(Item("TEXT", TextStream(rest).end().encode()), True)
         ctx.texts = {}
 
     # -- input ------------------------------------------------------------------------------------------------------
@@ -182,18 +182,6 @@ def _outside(what: str, action: Callable[[], Any]) -> Any:
         raise
     except Exception as e:
         raise StreamError(f"{what} raised {type(e).__name__}: {e}") from e
-
-
-def complete_text(data: bytes) -> tuple[bytes, bytes]:
-    """(the part that ends with a complete UTF-8 code point, an unfinished one).  Invalid bytes count as complete."""
-    for back in range(1, min(3, len(data)) + 1):
-        lead = data[-back]
-        if lead >= 0xC0:
-            need = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-            return (data[:-back], data[-back:]) if need > back and lead < 0xF8 else (data, b"")
-        if lead < 0x80:
-            break
-    return data, b""
 
 
 def _natural_form(value: Any, sink: Any, model: Handle | None) -> str:

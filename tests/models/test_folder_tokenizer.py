@@ -9,6 +9,7 @@ from folder_tokenizers import byte_pairs, word_pieces
 from m3jit.models.chat_template import ChatTemplate
 from m3jit.models.folder_tokenizer import FolderTokenizer
 from m3jit.models.model_error import ModelFileError
+from m3jit.models.stream_decoder import StreamDecoder
 
 
 def test_word_pieces(tmp_path):
@@ -53,6 +54,31 @@ def test_a_damaged_file_is_refused(tmp_path, text, message):
     with pytest.raises(ModelFileError, match=message):
         tokenizer = FolderTokenizer(tmp_path)
         assert tokenizer.encode("a") and len(tokenizer)
+
+
+def scored(folder):
+    """A tokeniser with byte fallback that writes spaces as U+2581, one before each text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    tokens = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "\u2581", *"abcxyz", "ab", "\u2581ab"]
+    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, [("a", "b"), ("\u2581", "ab")],
+                                     byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                           decoders.Strip(" ", 1, 0)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("make, texts", [
+    (word_pieces, ["the river runs to a sea", "guitars"]),
+    (byte_pairs, ["the na\u00efve \U0001f600 \n", " the<|end|>"]),
+    (scored, ["ab xyz  abc", " ab", "\U0001f600 a\u00e9\n", ""])])
+def test_text_comes_out_as_the_library_decodes_it(tmp_path, make, texts):
+    make(tmp_path)
+    tokenizer = FolderTokenizer(tmp_path)
+    for text in texts:
+        ids = tokenizer.encode(text, add_bos=False, add_eos=False)
+        stream = StreamDecoder(tokenizer, strip_space=True)
+        assert "".join(map(stream.feed, ids)) + stream.flush() == tokenizer.decode(ids), text
 
 
 def test_a_chat_template_keeps_control_tokens_of_messages_as_text(tmp_path):

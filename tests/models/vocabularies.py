@@ -28,9 +28,12 @@ def smollm2() -> dict:
     return stored | {"tokens": stored["head"] + joined, "kinds": kinds}
 
 
-def _writer(path: Path) -> gguf.GGUFWriter:
+def _writer(path: Path, architecture: str = "llama") -> gguf.GGUFWriter:
     """A writer with the hyperparameters llama.cpp insists on even when only the vocabulary is loaded."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
+    if architecture == "bert":
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_causal_attention(False)
     for name, value in (("block_count", 1), ("context_length", 512), ("embedding_length", 64), ("head_count", 1),
                         ("layer_norm_rms_eps", 1e-5), ("feed_forward_length", 64), ("rope_dimension_count", 64)):
         getattr(writer, f"add_{name}")(value)
@@ -119,6 +122,37 @@ def write_probe(path: Path, pre: str) -> None:
     _finish(writer)
 
 
+def write_word_pieces(path: Path, lowercase: bool = True) -> None:
+    """A "bert" file: SmolLM2's tokens as words and continuations, and every letter of the other alphabets they miss."""
+    texts = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    kinds = [CONTROL, UNKNOWN, CONTROL, CONTROL, CONTROL]
+    known = dict.fromkeys(texts)
+    letters = "".join(map(chr, [*range(33, 127), *range(0xA1, 0x250), *range(0x370, 0x590), *range(0x5D0, 0x5EB),
+                                *range(0x620, 0x64B), *range(0x904, 0x93A), *range(0xE01, 0xE31), *range(0x1100, 0x1200),
+                                *range(0x2010, 0x2040), *range(0x3041, 0x3100), *range(0x4E00, 0x4F00)]))
+    words = []
+    for token in smollm2()["tokens"][17:]:
+        try:
+            words.append(decode_characters(token).decode())
+        except UnicodeDecodeError:
+            continue
+    for word in [*(f for letter in letters for f in (letter, " " + letter)), *words]:
+        word = word.lower() if lowercase else word
+        start, text = word.startswith(" "), word.strip()
+        if text and " " not in text and "\n" not in text and "\0" not in text:
+            known["▁" + text if start else text] = None
+    texts = list(known)
+    writer = _writer(path, "bert")
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list(texts)
+    writer.add_token_types(kinds + [NORMAL] * (len(texts) - len(kinds)))
+    for name, token in (("padding", 0), ("unknown", 1), ("cls", 2), ("bos", 2), ("seperator", 3), ("mask", 4)):
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+    if not lowercase:
+        writer.add_bool("tokenizer.ggml.normalizer.lowercase", False)
+    _finish(writer)
+
+
 # One of each family of pre-tokenisers.
 PROBES = ("default", "gpt-2", "smollm", "llama-bpe", "qwen2", "glm4", "jais-2", "qwen35", "seed-coder", "exaone-moe",
           "minicpm5", "falcon", "gpt-4o", "tekken", "deepseek-llm", "deepseek-coder", "deepseek-v3",
@@ -136,3 +170,4 @@ VARIANTS = {
     "scored, no prefix": lambda path: write_scored(path, space_prefix=False),
     **{f"probe {name}": partial(write_probe, pre=name) for name in PROBES},
 }
+WORD_PIECES = {"word pieces": write_word_pieces, "word pieces, cased": partial(write_word_pieces, lowercase=False)}

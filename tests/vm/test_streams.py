@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from m3jit.errors import Deadlock, SinkClosed, StreamError, Trap, UserError
-from m3jit.vm.machine_io import complete_text
 from tests.vm.programs import machine, outputs, run
 
 
@@ -85,14 +84,13 @@ def test_an_unfinished_code_point_is_replaced_at_the_end_and_rolls_back():
     assert got == ["h"]
 
 
-def test_every_split_of_valid_text_joins_to_it():
-    text = "aé€😀z\u0000ÿ".encode()
-    for cut in range(len(text) + 1):
-        whole, rest = complete_text(text[:cut])
-        assert whole + rest == text[:cut] and len(rest) < 4
-        whole.decode("utf-8")
-    assert complete_text(b"\xff\xfe") == (b"\xff\xfe", b"")
-    assert complete_text(b"a\xc3") == (b"a", b"\xc3")
+def test_tokens_that_spell_no_character_stream_as_valid_text():
+    got = []
+    vm = machine('LOAD_MODEL rM, "m"\nLOADI rT, 301\nSTREAM rT, MODEL=rM\nLOADI rT, 104\nSTREAM rT, MODEL=rM\nHALT',
+                 models=Provider())
+    vm.set_sink("OUTPUT", lambda item: got.append(item))
+    vm.run()
+    assert got == ["\ufffdh"]                            # half a character, then "h"
 
 
 def test_bad_tokens():
