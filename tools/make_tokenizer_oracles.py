@@ -2,10 +2,12 @@
 
     python tools/make_tokenizer_oracles.py vocabulary MODEL.gguf   # tests/oracles/smollm2_vocab.json.gz
     python tools/make_tokenizer_oracles.py variants                # tests/oracles/tokenizer_variants.json.gz
+    python tools/make_tokenizer_oracles.py real MODEL.gguf         # tests/oracles/gemma3_tokens.json.gz
 
 `vocabulary` extracts SmolLM2-135M-Instruct's tokens and merges (Apache-2.0), so that the tests need no model file.
 `variants` needs llama-cpp-python: it writes the vocabulary files of tests/models/vocabularies.py and records
 llama.cpp's ids for the strings below, special tokens parsed and begin/end tokens added as the file says.
+`real` does the same with a model file (Gemma 3 270M, whose vocabulary is not stored here).
 """
 
 import argparse
@@ -85,9 +87,19 @@ def variants() -> None:
     write("tokenizer_variants.json.gz", {"llama-cpp-python": version("llama-cpp-python"), "strings": texts, "ids": ids})
 
 
+def real(path: str) -> None:
+    from llama_cpp import Llama
+
+    texts = strings(300)
+    model = Llama(path, vocab_only=True, verbose=False)
+    write("gemma3_tokens.json.gz", {
+        "llama-cpp-python": version("llama-cpp-python"), "strings": texts,
+        "ids": [model.tokenize(text.encode(), add_bos=True, special=True) for text in texts]})
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("vocabulary", "variants"))
+    parser.add_argument("what", choices=("vocabulary", "variants", "real"))
     parser.add_argument("model", nargs="?")
     options = parser.parse_args()
-    vocabulary(options.model) if options.what == "vocabulary" else variants()
+    variants() if options.what == "variants" else {"vocabulary": vocabulary, "real": real}[options.what](options.model)

@@ -94,6 +94,25 @@ def test_fixture_is_the_vocabulary_of_the_real_file(tokenizers):
         (made.bos, made.eos, made.end_of_turn, made.ends, made.adds_bos, made.chat_template)
 
 
+@pytest.mark.slow
+def test_a_vocabulary_of_262144_agrees_with_llama_cpp_and_is_quick():
+    path = os.environ.get("M3JIT_TEST_GEMMA3")
+    if path is None:
+        pytest.skip("set M3JIT_TEST_GEMMA3 to the file of Gemma 3 270M")
+    start = time.process_time()
+    tokenizer = Tokenizer(GGUFFile(path))
+    tokenizer.encode("Hello")
+    assert len(tokenizer) == 262144 and time.process_time() - start < 2  # 0.2 s were measured
+    expected = oracle("gemma3_tokens.json.gz")
+    for text, ids in zip(expected["strings"], expected["ids"], strict=True):
+        assert tokenizer.encode(text, special=True) == ids, ascii(text)
+    for size in (100_000, 400_000):
+        start = time.process_time()
+        text = "The quick brown fox, jumps.\n" * (size // 28)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert time.process_time() - start < size / 50_000  # 0.3 s for 100,000 characters
+
+
 # What the file says.
 
 def test_special_tokens_of_smollm2(tokenizers):

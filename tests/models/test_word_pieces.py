@@ -95,6 +95,7 @@ def test_text_comes_out_as_it_is_decoded(tokenizer):
         assert b"".join(map(tokenizer.decode_bytes, ids)).decode() == " " + tokenizer.decode(ids)
 
 
+@pytest.mark.slow
 def test_the_tokeniser_of_a_real_model(tmp_path):
     """MiniLM's own tokenizer.json against its words in a GGUF file."""
     folder = os.environ.get("M3JIT_TEST_MINILM")
