@@ -1,6 +1,6 @@
 """Derive the stored llama.cpp oracles of tests/oracles/ (needs llama-cpp-python, gguf and numpy; not m3jit).
 
-    python tools/make_oracles.py MODEL.gguf [--only tokens greedy logits perplexity tiny] [--threads 2] [--check]
+    python tools/make_oracles.py MODEL.gguf [--only tokens greedy logits perplexity tiny types] [--threads 2] [--check]
 
 MODEL is SmolLM2-135M-Instruct.Q4_1.gguf; its SHA-256 goes into each file. --check derives everything again and compares
 it with the stored files instead of writing them (exit code 1 on a difference): the live run of the stored oracles.
@@ -131,11 +131,15 @@ class Maker:
             "window_nll": windows, "mean_nll": mean, "perplexity": float(np.exp(mean)), "ids": ids,
         }
 
-    def tiny(self) -> dict[str, Any]:
+    def types(self) -> dict[str, Any]:
+        """As `tiny`, for the other weight types."""
+        return self.tiny(tuple(make_tiny_models.MORE_TYPES))
+
+    def tiny(self, names: tuple[str, ...] = tuple(make_tiny_models.TYPES)) -> dict[str, Any]:
         """Logits of every prompt position and a greedy run for each tiny model, with the float64 model's logits."""
         rows = {}
         with tempfile.TemporaryDirectory() as folder:
-            for name, path in make_tiny_models.build(folder).items():
+            for name, path in make_tiny_models.build(folder, names).items():
                 peer = LlamaPeer(path)
                 with peer.context(self.threads, 64) as context:
                     positions = context.decode_all(TINY_PROMPT)
@@ -205,6 +209,7 @@ FILES: dict[str, tuple[str, Callable[[Any], bytes]]] = {
     "logits": ("smollm2_logits.npz", as_npz),
     "perplexity": ("smollm2_perplexity.json", as_json),
     "tiny": ("tiny_logits.json.gz", as_gzip),
+    "types": ("tiny_types.json.gz", as_gzip),
 }
 
 

@@ -3,12 +3,12 @@
 The models have 2 layers, width 256, 4 query heads and 2 key/value heads of 64, feed-forward width 512, a vocabulary
 of 512 byte-level BPE tokens, an output matrix of their own (not tied) and a context of 256. All matrices of a file
 have the file's weight type; norm gains are F32. Weights come from SplitMix64 over (seed, tensor name, element
-number), so files are a pure function of the seed and of the quantiser: F16, BF16, Q8_0, Q4_0 and Q4_1 are rounded by
-the gguf package from the same float32 weights; gguf cannot quantise to Q4_K and Q6_K, so those are drawn directly as
-random valid blocks.
+number), so files are a pure function of the seed and of the quantiser: F16, BF16 and the types that the gguf package
+quantises to are rounded by it from the same float32 weights; the others are drawn directly as random valid blocks. In
+the file MIX the matrices of a layer have different types, as in the mixes that quantisers make.
 
-The files are made where they are needed and never stored; tests/oracles/tiny_logits.json.gz holds the SHA-256 of each
-and what llama.cpp computes with it.
+The files are made where they are needed and never stored; tests/oracles/tiny_logits.json.gz (TYPES) and
+tiny_types.json.gz (MORE_TYPES) hold the SHA-256 of each and what llama.cpp computes with it.
 
     python tools/make_tiny_models.py DIRECTORY [--seed N] [--type NAME ...]
 """
@@ -28,6 +28,17 @@ SEED = 20260
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, CONTEXT = 2, 256, 4, 2, 64, 512, 512, 256
 SUPER_BLOCK = 256  # weights in one Q4_K or Q6_K block
 TYPES = {name: Type[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")}
+MIX = "MIX"
+MORE_TYPES: dict[str, Type | None] = {name: Type[name] for name in (
+    "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4")} | {MIX: None}
+# part of a tensor's name -> its type in the layers 0 and 1 of MIX
+MIXED = {"token_embd": ("Q5_K",) * 2, "output.": ("Q6_K",) * 2, "attn_q": ("Q5_0", "Q4_K"), "attn_k": ("Q8_0", "IQ4_NL"),
+         "attn_v": ("Q6_K", "Q5_1"), "attn_output": ("Q4_K", "F16"), "ffn_gate": ("Q4_K", "Q5_0"),
+         "ffn_up": ("Q5_0", "Q4_K"), "ffn_down": ("Q6_K", "Q4_1")}
+# type -> where d stands, where dmin does, dmin / d, and the standard deviation of the values of random bytes with d = 1
+RANDOM_BLOCKS: dict[str, tuple[int, int | None, float, float]] = {
+    "Q2_K": (80, 82, 1.5, 14.0), "Q3_K": (108, None, 0.0, 43.0), "Q5_K": (0, 2, 15.5, 500.0),
+    "IQ4_NL": (0, None, 0.0, 69.0), "IQ4_XS": (0, None, 0.0, 1280.0)}
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOKEN_NORMAL, TOKEN_CONTROL = 1, 3
 
@@ -136,6 +147,27 @@ def q6_k_blocks(seed: int, name: str, rows: int, columns: int, std: float) -> np
     return np.concatenate([quants, scales.view(np.uint8), d.reshape(-1, 1).view(np.uint8)], axis=1).reshape(rows, -1)
 
 
+def random_blocks(seed: int, name: str, kind: Type, rows: int, columns: int, std: float) -> np.ndarray:
+    """Blocks of random bytes, (rows, bytes) uint8, with d such that the values have the wanted standard deviation."""
+    block, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    at, at_min, ratio, spread = RANDOM_BLOCKS[kind.name]
+    count = rows * columns // block
+    raw = integers(seed, name + ".bytes", count * nbytes, 0, 255).astype(np.uint8).reshape(count, nbytes)
+    d = (std / spread * (1.0 + 0.5 * uniform(seed, name + ".d", count))).astype(np.float16)
+    raw[:, at:at + 2] = d.reshape(-1, 1).view(np.uint8)
+    if at_min is not None:
+        raw[:, at_min:at_min + 2] = (d.astype(np.float32) * ratio).astype(np.float16).reshape(-1, 1).view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+def type_of(name: str, model: str) -> Type:
+    """The type of matrix `name` in the file `model`."""
+    if model != MIX:
+        return Type[model]
+    part = next(p for p in MIXED if (p in name if p != "output." else name.startswith(p)))
+    return Type[MIXED[part][int(".1." in name)]]
+
+
 def matrix_shapes() -> dict[str, tuple[int, int, float]]:
     """Tensor name -> (rows, columns, wanted standard deviation). Logits come out with a standard deviation near 3."""
     shapes = {"token_embd.weight": (VOCAB, WIDTH, 1.0), "output.weight": (VOCAB, WIDTH, 3.0 / WIDTH**0.5)}
@@ -156,6 +188,8 @@ def encoded_matrix(seed: int, name: str, kind: Type) -> np.ndarray:
         return q4_k_blocks(seed, name, rows, columns, std)
     if kind is Type.Q6_K:
         return q6_k_blocks(seed, name, rows, columns, std)
+    if kind.name in RANDOM_BLOCKS:
+        return random_blocks(seed, name, kind, rows, columns, std)
     weights = (uniform(seed, name, rows * columns) * (std * 3.0**0.5)).astype(np.float32).reshape(rows, columns)
     return weights if kind is Type.F32 else gguf.quants.quantize(weights, kind)
 
@@ -176,10 +210,10 @@ def add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_add_bos_token(False)
 
 
-def write_model(path: Path, kind: Type, seed: int = SEED) -> None:
-    """Write one model; an existing file is replaced."""
+def write_model(path: Path, model: str, seed: int = SEED) -> None:
+    """Write one model, whose matrices have the type `model` or, with MIX, several; an existing file is replaced."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name(f"tiny random llama, {kind.name} weights")
+    writer.add_name(f"tiny random llama, {model} weights")
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
@@ -196,6 +230,7 @@ def write_model(path: Path, kind: Type, seed: int = SEED) -> None:
     for name in gains:
         writer.add_tensor(name, (1.0 + 0.5 * uniform(seed, name, WIDTH)).astype(np.float32))
     for name in matrix_shapes():
+        kind = type_of(name, model)
         writer.add_tensor(name, encoded_matrix(seed, name, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -204,12 +239,12 @@ def write_model(path: Path, kind: Type, seed: int = SEED) -> None:
 
 
 def build(directory: Path | str, names: tuple[str, ...] = tuple(TYPES), seed: int = SEED) -> dict[str, Path]:
-    """Write the models `names` (keys of TYPES) as DIRECTORY/tiny-NAME.gguf; returns name -> path."""
+    """Write the models `names` (keys of TYPES and MORE_TYPES) as DIRECTORY/tiny-NAME.gguf; returns name -> path."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     paths = {name: directory / f"tiny-{name.lower()}.gguf" for name in names}
     for name, path in paths.items():
-        write_model(path, TYPES[name], seed)
+        write_model(path, name, seed)
     return paths
 
 
@@ -222,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write tiny random GGUF models, one for each weight type.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--type", dest="names", action="append", choices=tuple(TYPES), help="this type (repeatable)")
+    parser.add_argument("--type", dest="names", action="append", choices=(*TYPES, *MORE_TYPES), help="this type (repeatable)")
     options = parser.parse_args(arguments)
     for path in build(options.directory, tuple(options.names or TYPES), options.seed).values():
         print(f"{sha256(path)}  {path.stat().st_size:>8}  {path}")

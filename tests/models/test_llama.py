@@ -21,12 +21,22 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import make_tiny_models  # noqa: E402
+from reference_llama import ReferenceLlama  # noqa: E402
 
 ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/tiny_logits.json.gz").read_bytes()))
+TYPES, MORE_TYPES = tuple(make_tiny_models.TYPES), tuple(make_tiny_models.MORE_TYPES)
+ORACLE["models"] |= json.loads(gzip.decompress((ROOT / "tests/oracles/tiny_types.json.gz").read_bytes()))["models"]
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_tiny_models.build(tmp_path_factory.mktemp("tiny"))
+    return make_tiny_models.build(tmp_path_factory.mktemp("tiny"), TYPES + MORE_TYPES)
+
+
+def with_more_slowly() -> Any:
+    """Every weight type; of those in MORE_TYPES all but the mixed file are slow."""
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in MORE_TYPES if name != make_tiny_models.MIX]
+    return pytest.mark.parametrize("name", [*TYPES, make_tiny_models.MIX, *slow])
 
 
 def generate(path: Path, backend: str, *, prompt: Any = ORACLE["prompt"], tokens: int = 4, threads: int = 2,
@@ -46,7 +56,7 @@ def generate(path: Path, backend: str, *, prompt: Any = ORACLE["prompt"], tokens
     return [int(t) for t in "".join(out).split()], registers, vm
 
 
-@pytest.mark.parametrize("name", make_tiny_models.TYPES)
+@pytest.mark.parametrize("name", [n for n in TYPES + MORE_TYPES if n != make_tiny_models.MIX])
 def test_logits_against_llama_cpp(name, tiny):
     """As near to the float64 model as llama.cpp is (which rounds activations, scales and its cache in other places), and
     as near to llama.cpp as the two errors allow.  One position is compared, the peer's errors are over twelve: hence
@@ -61,7 +71,16 @@ def test_logits_against_llama_cpp(name, tiny):
     assert vm.regions.regions, "nothing was compiled"
 
 
-@pytest.mark.parametrize("name", make_tiny_models.TYPES)
+def test_matrices_of_different_types_in_a_layer(tiny):
+    """The mixed file, at every position of the prompt: errors no larger than llama.cpp's over the same positions."""
+    path, row, prompt = tiny[make_tiny_models.MIX], ORACLE["models"][make_tiny_models.MIX], ORACLE["prompt"]
+    exact = ReferenceLlama(path).forward(prompt, last_only=False)
+    errors = [np.abs(generate(path, "cpu", prompt=prompt[:n], tokens=1)[2].get("rLogits").data.ravel() - exact[n - 1])
+              for n in range(1, len(prompt) + 1)]
+    assert np.max(errors) <= 1.2 * row["max_error"] and np.mean(errors) <= 1.2 * row["mean_error"]
+
+
+@with_more_slowly()
 def test_greedy_tokens_against_llama_cpp(name, tiny):
     """Equal up to the first position where the peer's own margin is within its logit error."""
     row = ORACLE["models"][name]
@@ -70,7 +89,7 @@ def test_greedy_tokens_against_llama_cpp(name, tiny):
     assert tokens[:stop] == row["tokens"][:stop]
 
 
-@pytest.mark.parametrize("name", make_tiny_models.TYPES)
+@with_more_slowly()
 def test_same_bytes_everywhere(name, tiny):
     """Interpreter, three CPU levels, 1 to 3 threads: tokens and every register."""
     tokens, registers, _ = generate(tiny[name], "interpreter")

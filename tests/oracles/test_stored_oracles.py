@@ -17,6 +17,9 @@ from nasty_strings import nasty_strings, special_strings  # noqa: E402
 from reference_llama import ReferenceLlama  # noqa: E402
 
 
+TYPES = (*make_tiny_models.TYPES, *make_tiny_models.MORE_TYPES)
+
+
 def read(name: str) -> dict:
     raw = (ORACLES / name).read_bytes()
     return json.loads(gzip.decompress(raw) if name.endswith(".gz") else raw)
@@ -24,19 +27,23 @@ def read(name: str) -> dict:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_tiny_models.build(tmp_path_factory.mktemp("tiny"))
+    return make_tiny_models.build(tmp_path_factory.mktemp("tiny"), TYPES)
 
 
-@pytest.mark.parametrize("name", make_tiny_models.TYPES)
+def tiny_row(name: str) -> dict:
+    return read("tiny_logits.json.gz" if name in make_tiny_models.TYPES else "tiny_types.json.gz")["models"][name]
+
+
+@pytest.mark.parametrize("name", TYPES)
 def test_tiny_model_is_the_one_the_peer_ran(name: str, models: dict[str, Path]) -> None:
-    assert make_tiny_models.sha256(models[name]) == read("tiny_logits.json.gz")["models"][name]["sha256"]
+    assert make_tiny_models.sha256(models[name]) == tiny_row(name)["sha256"]
 
 
-@pytest.mark.parametrize("name", make_tiny_models.TYPES)
+@pytest.mark.parametrize("name", TYPES)
 def test_float64_model_is_near_the_peer(name: str, models: dict[str, Path]) -> None:
     """Two unrelated programs on the same file: a wrong block layout or rotation would be off by far more."""
     oracle = read("tiny_logits.json.gz")
-    row = oracle["models"][name]
+    row = tiny_row(name)
     exact = ReferenceLlama(models[name]).forward(oracle["prompt"])
     np.testing.assert_allclose(exact, row["exact_logits"], rtol=1e-6, atol=1e-6)
     error = np.abs(np.array(row["logits"]) - exact)
