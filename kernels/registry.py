@@ -35,6 +35,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "gather": ("moves.gather",),
     "scatter": ("moves.float_copy", "moves.scatter"),
     "conv": ("conv.conv",),
+    "causal_conv": ("recurrent.causal_conv",),
+    "scan": ("recurrent.scan",),
     "sample": ("sample.sample",),
 }
 PRIMITIVES = tuple(_TABLE)

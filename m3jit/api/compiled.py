@@ -284,6 +284,8 @@ class CompiledProgram:
             region, native = self._compiler.compile(f, "program")
         if region.kv:
             return None, "it keeps a key/value stream"
+        if region.cells_in:
+            return None, "it keeps a recurrent state"
         known = {s for n in f.inputs.values() if n.is_tensor for d in n.type.shape for s in dim_syms(d)}
         work = [d for d in work if known.issuperset(dim_syms(d))]         # inputs that nobody reads are gone
         done = [i for i, e in enumerate(region.exits) if self._ends_at(e.pc)]

@@ -370,6 +370,8 @@ def key_text(key: Any) -> str:
     """A register or state in texts: R5, S0, flags, kvlen(S0,3)."""
     if not isinstance(key, tuple):
         return str(key)
+    if key and isinstance(key[0], int):                    # the shape of a cell
+        return "x".join(map(str, key))
     return f"{key[0]}{key[1]}" if len(key) == 2 else f"{key[0]}({','.join(key_text(k) for k in key[1:])})"
 
 

@@ -1,10 +1,9 @@
 """State-space scans (0x13, 0x14) and audio (0x15-0x17, 0x44-0x49)."""
-from m3jit.isa.fields import F32, R, R1, R2, R3, R4, U8, U16, U32, Enum, IntOrReg, Precision, PayloadFlag, Rd
+from m3jit.isa.fields import F32, STATE, R, R1, R2, R3, R4, U8, U16, U32, Enum, IntOrReg, PayloadFlag, Rd
 from m3jit.isa.table import STATELESS, StateDoc, op
+from m3jit.isa.transformer import CELL_STATE
+from m3jit.isa.types import F32 as F32_TYPE
 
-SCAN_STATE = StateDoc("a state value of the context root: h [d_inner, d_state] and the convolution window of"
-                        " each layer",
-                      "O(1): the value is immutable and shared", "the value of the snapshot is put back")
 CODEC_STATE = StateDoc("a codec window of the context root (the samples or frames the next call still needs)",
                        "O(1): the value is immutable and shared", "the window of the snapshot is put back")
 DEPTH_STATE = StateDoc("keys and values of (stream, layer) in a KV stream of the context root",
@@ -13,24 +12,42 @@ DEPTH_STATE = StateDoc("keys and values of (stream, layer) in a KV stream of the
 FLOAT = "F32 F16 BF16"
 
 
-@op(0x13, "SSM_SCAN", route="absent", shape="y: shape of x [T, d_inner]", dtypes=FLOAT, state=SCAN_STATE,
-    source="selective state-space recurrence (Mamba, Mamba-2)", key_aliases={"Z": "gate"})
-def ssm_scan(xp, rd: Rd, x: R1, h: R2("state", both=True), dt: R3, a: R4, b: R[0] = None, c: R[1] = None,
-             d: R[2] = None, gate: R[3] = None, conv: R[4] = None, conv_bias: R[5] = None, dt_bias: R[6] = None,
-             softplus: PayloadFlag(0)[7] = False, d_inner: U16[8] = 0, d_state: U16[10] = 0, layer: U16[12] = 0,
-             heads: U16[14] = 0, groups: U16[16] = 1, precision: Precision = "FP32"):
-    """h = h * exp(dt * A) + dt * B x;  y = C h + D * x, for each row of x in order.
+@op(0x13, "SSM_SCAN", shape="that of x [T, channels]", dtypes=FLOAT, state=CELL_STATE,
+    source="selective state-space recurrence: Gu and Dao 2023 (Mamba), Dao and Gu 2024 (Mamba-2)")
+def ssm_scan(xp, rd: Rd, x: R1, h: R2("state", both=True, banks=(STATE,)), dt: R3, a: R4, b: R[0], c: R[1],
+             d: R[2] = None, dt_bias: R[3] = None, softplus: PayloadFlag(0)[4] = False, layer: U16[6] = 0,
+             heads: U16[8] = 0, groups: U16[10] = 1):
+    """h = h * exp(dt A) + (dt x) B;  y = C h + D x, for each row of x in order.
 
-    x [T, d_inner], dt [T, d_inner] (HEADS given: [T, heads], shared by a head's channels), A [d_inner, d_state]
-    (heads: [heads]) already negative, B and C [T, groups * d_state], D [d_inner] or absent (0).  SOFTPLUS: dt becomes
-    log(1 + exp(dt + DT_BIAS)).  CONV [d_inner, w]: a causal convolution of width w and SiLU on x first, its last w - 1
-    rows kept in the state.  GATE z: y * SiLU(z).  D_INNER and D_STATE 0: taken from the operands.  LAYER picks the
-    state's layer; an unused one starts at zero.  Errors: shapes that disagree; T = 0 leaves the state as it is."""
+    HEADS 0: dt [T, channels] and A [channels, d_state].  HEADS given: channels = HEADS * size in order, dt [T, HEADS]
+    and A [HEADS] are shared by a head's channels.  A is negative already.  B and C [T, GROUPS * d_state]: a group serves
+    channels / GROUPS neighbouring channels.  D [channels] (or [HEADS]) or absent.  dt has DT_BIAS added, then SOFTPLUS
+    makes it log(1 + e^dt).  h [channels, d_state] of LAYER lives in the state; before its first use it is 0.  T = 0
+    leaves it as it is.
+    Order of operations, in f32: u = dt x; h = fma(h, exp(dt A), u B); y folds fma(h, C, y) over d_state from +0; then
+    fma(D, x, y).  Rows are done one after the other: a prompt in pieces gives the bytes of the whole.
+    Traps: shapes that do not fit, a layer whose h has another shape, a handle that is no recurrent state."""
+    if len(x.shape) != 2:
+        raise xp.error(f"SSM_SCAN needs rows x [T, channels], got {len(x.shape)} dimensions")
+    rows, cast = x, xp.cast
+    x, dt, a, b, c = (cast(v, F32_TYPE) for v in (x, dt, a, b, c))
+    d = None if d is None else cast(d, F32_TYPE)
+    if dt_bias is not None:
+        dt = xp.add(dt, xp.reshape(cast(dt_bias, F32_TYPE), (heads or x.shape[1],)))
+    if softplus:
+        dt = xp.softplus(dt)
+    if heads:
+        a = xp.exp(xp.mul(dt, xp.reshape(a, (heads,))))
+    y, state = xp.scan(h, layer, x, dt, a, b, c, d, heads=heads, groups=groups)
+    return cast(y, rows.dtype), state
 
 
-@op(0x14, "SSM_RESET", route="absent", state=SCAN_STATE, source="as SSM_SCAN")
-def ssm_reset(m, h: R1("state", both=True), layer: IntOrReg(fmt="i")[0, 4] = -1):
-    """h[layer] = 0, with its convolution window; LAYER=-1: every layer.  Traps: a handle that is not a scan state."""
+@op(0x14, "SSM_RESET", state=CELL_STATE, source="as SSM_SCAN")
+def ssm_reset(xp, h: R1("state", both=True), layer: IntOrReg(fmt="i")[0, 4] = -1):
+    """state = 0 in every cell of LAYER (h of SSM_SCAN and the window of CONV); LAYER=-1: of every layer.
+
+    Traps: a LAYER below -1, a handle that is no recurrent state."""
+    return xp.reset_cells(h, layer)
 
 
 @op(0x15, "CODEC_ENC", route="absent", shape="codes [frames, codebooks]", dtypes="F32 in, I32 out", state=CODEC_STATE,

@@ -15,6 +15,7 @@ from typing import Callable
 
 import numpy as np
 
+from m3jit.isa.cells import tiled
 from m3jit.isa.types import Tensor
 from m3jit.kernels import layout
 from m3jit.new_file import NewFile
@@ -38,11 +39,12 @@ class WeightStore:
         self.progress = progress
 
     def array(self, t: Tensor, how: str) -> np.ndarray:
-        """The bytes of `t` in layout "raw" or "R16"."""
+        """The bytes of `t` in layout "raw", "R16" or "tilesN" (an A of SSM_SCAN with N runs, as h is stored)."""
         with self.lock:
             key = (id(t), how)
             if key not in self.held:
-                self.held[key] = (t, self._raw(t) if how == "raw" else self._packed(t))
+                self.held[key] = (t, self._raw(t) if how == "raw" else
+                                  self._tiles(t, int(how[5:])) if how.startswith("tiles") else self._packed(t))
             return self.held[key][1]
 
     def pointer(self, t: Tensor, how: str) -> int:
@@ -50,6 +52,9 @@ class WeightStore:
 
     def _raw(self, t: Tensor) -> np.ndarray:
         return np.ascontiguousarray(t.data)
+
+    def _tiles(self, t: Tensor, runs: int) -> np.ndarray:
+        return tiled(t.data.reshape(runs, -1, t.shape[1]))
 
     def _packed(self, t: Tensor) -> np.ndarray:
         rows, cols = t.shape

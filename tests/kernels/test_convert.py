@@ -38,6 +38,7 @@ ARGUMENTS = {"quantize_activation": (32,), "quantize_rows": (32,), "qmatmul": ("
              "quantize": ("Q8_0",), "rope": (64, "NORM"), "kv_append": (2, 64), "argmax_rows": ("f32",),
              "argmax_columns": ("f32",), "reduce_columns": ("f32", "SUM"), "sort_rows": ("f32",), "topk_rows": ("f32",),
              "strided_copy": (4,), "gather": (4,), "scatter": ("f32", "ADD"), "float_copy": ("f16", "f32"), "conv": (),
+             "causal_conv": (4, True), "scan": (16, False, "channel"),
              "sample": (Operands(history="i64", mask="bool"),),
              **{n: (attention.Geometry(4, 2, 64),) for n in ("attn_blocks", "attn_combine", "attn_rows")}}
 

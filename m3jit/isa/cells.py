@@ -1,0 +1,154 @@
+"""Recurrent states: the immutable values behind the state operands of SSM_SCAN, SSM_RESET and CONV.
+
+A `CellState` maps (layer, part) to one F32 array, a *cell*: the part "scan" is h of SSM_SCAN, the part "window"
+the last rows [taps - 1, channels] that CONV has seen.  A cell nobody has written is zero, so the number of layers is
+not declared ahead.  A cell's shape is fixed by its first use.
+
+h has shape [runs, length, d_state]: channels in runs that share what a step is made of (heads, or groups).  It is stored
+in tiles of 16 neighbouring channels of a run, [tiles, d_state, 16], so that a kernel walks through it in order:
+
+    h of run r, channel i, state n:  data[((r ceil(length / 16) + i / 16) d_state + n) 16 + i % 16]
+
+Where a tile goes beyond its run its contents are unspecified.
+
+Cells are never written in place: an instruction, or a compiled region when it is left, makes new ones, and the value
+that holds them shares the others with the value before.  So a snapshot is a reference, and rolling back costs nothing.
+The memory of a cell that nobody holds any more is kept for the next one of its size (`take`): a generated token then
+allocates nothing, it writes where the token before the last one had its state.
+"""
+from __future__ import annotations
+
+import math
+from typing import Mapping
+
+import numpy as np
+
+from m3jit.errors import OperandError
+
+Key = tuple[int, str]                        # (layer, part)
+SCAN, WINDOW = "scan", "window"
+LANES = 16                                   # channels of a tile
+SPARE_BYTES = 256 << 20                      # memory of dead cells that is kept
+
+_spare: dict[int, list[np.ndarray]] = {}     # bytes -> free arrays; list operations are atomic
+_spared = 0                                  # bytes in them (an estimate when threads race)
+
+
+def stored_shape(part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the memory of a cell."""
+    if part != SCAN:
+        return shape
+    runs, length, d_state = shape
+    return runs * -(-length // LANES), d_state, LANES
+
+
+def tiled(a: np.ndarray) -> np.ndarray:
+    """h [runs, length, d_state] in tiles; lanes beyond a run are 0."""
+    runs, length, d_state = a.shape
+    tiles = -(-length // LANES)
+    padded = np.zeros((runs, tiles * LANES, d_state), np.float32)
+    padded[:, :length] = a
+    return np.ascontiguousarray(padded.reshape(runs * tiles, LANES, d_state).transpose(0, 2, 1))
+
+
+def untiled(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The inverse of `tiled`, a copy."""
+    runs, length, d_state = shape
+    rows = a.reshape(runs, -1, d_state, LANES).transpose(0, 1, 3, 2).reshape(runs, -1, d_state)
+    return np.ascontiguousarray(rows[:, :length])
+
+
+class Cell:
+    """One array f32; `shape` is the cell's, not the memory's.  Its memory is reused when the cell dies: nothing may keep a view of `data` longer."""
+    __slots__ = ("data", "shape", "address")
+
+    def __init__(self, data: np.ndarray, shape: tuple[int, ...]):
+        self.data, self.shape, self.address = data, shape, data.ctypes.data
+
+    def __del__(self):
+        global _spared
+        if _spared + self.data.nbytes <= SPARE_BYTES:
+            _spared += self.data.nbytes
+            _spare.setdefault(self.data.nbytes, []).append(self.data)
+
+
+def take(part: str, shape: tuple[int, ...]) -> Cell:
+    """A cell with arbitrary contents."""
+    global _spared
+    size = max(math.prod(stored_shape(part, shape)), 1)
+    free = _spare.get(4 * size)
+    if free:
+        try:
+            data = free.pop()
+            _spared -= data.nbytes
+            return Cell(data, shape)
+        except IndexError:                   # another thread took the last one
+            pass
+    return Cell(np.empty(size, np.float32), shape)
+
+
+def cell_of(part: str, a: np.ndarray) -> Cell:
+    """A cell with a copy of these values."""
+    out = take(part, a.shape)
+    memory = tiled(a) if part == SCAN else a
+    out.data[:memory.size] = memory.reshape(-1)
+    return out
+
+
+def zero(part: str, shape: tuple[int, ...]) -> Cell:
+    """A cell of zeros."""
+    out = take(part, shape)
+    out.data[:] = 0
+    return out
+
+
+class CellState:
+    """A state value.  `with_cells` and `reset` return new values; this one stays as it is.
+
+    shapes: shape of every cell; the same object in values that agree in it, so that compiled code compares it once."""
+    __slots__ = ("cells", "shapes", "__weakref__")
+    kind_name = "recurrent state"
+
+    def __init__(self, cells: Mapping[Key, Cell] | None = None, shapes: Mapping[Key, tuple[int, ...]] | None = None):
+        self.cells: Mapping[Key, Cell] = cells if cells is not None else {}
+        self.shapes = shapes if shapes is not None else {k: c.shape for k, c in self.cells.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cells this value can reach (shared ones included)."""
+        return sum(c.data.nbytes for c in self.cells.values())
+
+    def array(self, layer: int, part: str = SCAN) -> np.ndarray | None:
+        """A copy of a cell; None for one that was never written."""
+        found = self.cells.get((layer, part))
+        if found is None:
+            return None
+        memory = stored_shape(part, found.shape)
+        a = found.data[:math.prod(memory)].reshape(memory)
+        return untiled(a, found.shape) if part == SCAN else a.copy()
+
+    def fits(self, layer: int, part: str, shape: tuple[int, ...]) -> bool:
+        """Whether a cell of this shape may stand there."""
+        return self.shapes.get((layer, part), shape) == shape
+
+    def read(self, layer: int, part: str, shape: tuple[int, ...]) -> np.ndarray:
+        """The cell's values, zero when it was never written.  OperandError when it has another shape."""
+        if not self.fits(layer, part, shape):
+            raise OperandError(f"the {part} of layer {layer} in this state is {list(self.shapes[layer, part])}; this "
+                               f"instruction needs {list(shape)}.  SSM_RESET does not change a shape: use another state")
+        found = self.array(layer, part)
+        return np.zeros(shape, np.float32) if found is None else found
+
+    def with_cells(self, new: Mapping[Key, Cell]) -> "CellState":
+        """The state with these cells in place of its own."""
+        shapes = self.shapes
+        if any(shapes.get(k) != c.shape for k, c in new.items()):
+            shapes = {**shapes, **{k: c.shape for k, c in new.items()}}
+        return CellState({**self.cells, **new}, shapes)
+
+    def reset(self, layer: int = -1) -> "CellState":
+        """All cells of a layer zero (-1: of every layer); shapes stay."""
+        return self.with_cells({k: zero(k[1], c.shape) for k, c in self.cells.items() if layer in (-1, k[0])})
+
+    def __repr__(self) -> str:
+        return f"CellState({', '.join(f'{p} {k}: {list(s)}' for (k, p), s in sorted(self.shapes.items()))})"
