@@ -8,6 +8,9 @@ used), rWanted (log-probabilities: -1 none, else how many the host looks at) and
 Sinks it attaches: TOKENS gets each token id (8 bytes), LOGPROBS before it, when asked for, the chosen token's
 log-probability (8 bytes, a float), the `BEST` largest ones (F32) and their tokens (I64).  GRAMMAR (m3jit.models.grammar)
 keeps the grammar's state in the context root.  rFinish says at the end why the text ended.
+
+The program of a conversation (`Options.conversation`) does not end with a text: it hands out the negative of rFinish in
+place of a token and senses the next prompt, whose first token gets position rPos.  At the end of its input it halts.
 """
 from __future__ import annotations
 
@@ -22,26 +25,45 @@ REGISTERS = ("rTemp", "rTopP", "rMinP", "rTopK", "rMaxTokens", "rContext", "rWan
 Line = Callable[..., None]          # a program.Writer
 
 
-def write_prompt(w: Line, seen: bool) -> None:
+def write_prompt(w: Line, seen: bool, conversation: bool = False) -> None:
     """From the entry to the first layer: rIds holds the next chunk of the prompt, or the token just drawn.
 
     seen: keep the tokens so far in rSeen, for a repetition penalty."""
     w("main:")
     w("LOADI rModel, @model")
+    if conversation:
+        w("LOADI rPos, 0", "position of the next token")
+        w()
+        w("turn:")
     w(f"LOADI rFinish, {RUNNING}")
     w("LOADI rToken, -1", "no token drawn yet")
     w("LOADI rMinus, -1.0")
     w("SENSE rPrompt, USER_INPUT TEXT MODEL=rModel", "token ids of the prompt")
     w("DIM rCount, rPrompt, 0")
     w("COMPARE rCount, 0")
-    w("IF_EQUAL stop", "an empty prompt generates nothing")
+    if conversation:
+        w("IF_EQUAL goodbye", "nothing more is said")
+    else:
+        w("IF_EQUAL stop", "an empty prompt generates nothing")
+    if seen and conversation:
+        w("COMPARE rPos, 0")
+        w("IF_EQUAL first")
+        w("CONCAT rPrompted, rSeen, rPrompt", "tokens so far")
+        w("MOV rSeen, rPrompted")
+        w("JUMP begin")
+        w("first:")
     if seen:
         w("MOV rSeen, rPrompt", "tokens so far")
-    w("LOADI rPos, 0", "position of the next token")
+    if conversation:
+        w("begin:")
+    else:
+        w("LOADI rPos, 0", "position of the next token")
+    w("LOADI rNext, 0", "the one behind the chunk")
     w("LOADI rMade, 0", "tokens generated")
     w("LOADI rAt, 0", "prompt tokens done")
     w()
     w("prompt:", "one chunk of the prompt")
+    w("LOADI rX, 0", "what the last chunk left: code is compiled for the kinds registers hold")
     w("SUB rLeft, rCount, rAt")
     w("MIN rLen, rLeft, CHUNK")
     w("SLICE rIds, rPrompt, START=rAt LEN=rLen")
@@ -53,7 +75,8 @@ def write_prompt(w: Line, seen: bool) -> None:
     w("IF_GREATER full")
 
 
-def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], vocabulary: int, penalty: float) -> None:
+def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], vocabulary: int, penalty: float,
+                     conversation: bool = False) -> None:
     """From the last layer to the end: draw, hand out, go round.
 
     head: writes rX [1, width] -> rLogits.  ends: the tokens that end a text (constants EOS_0 .. of the program)."""
@@ -61,6 +84,8 @@ def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], voc
     w()
     w("head:")
     w("MOV rPos, rNext")
+    if conversation:
+        w("IF_INTERRUPT interrupted")
     w("COMPARE rAt, rCount")
     w("IF_LESS prompt", "more of the prompt to come")
     w("SLICE rX, rX, START=-1 LEN=1", "the last token's row")
@@ -98,6 +123,15 @@ def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], voc
         w()
         w(f"{label}:")
         w(f"LOADI rFinish, {value}")
+        if conversation:
+            w(f"LOADI rToken, -{value}")
+            w('STREAM rToken, SINK RAW NAME="TOKENS"')
+            w("JUMP turn")
+        else:
+            w("HALT")
+    if conversation:
+        w()
+        w("goodbye:")
         w("HALT")
 
 

@@ -14,6 +14,7 @@ from typing import Any, Callable, Protocol, Sequence
 import numpy as np
 
 from m3jit.models import hosted
+from m3jit.models.adapters import Adapted, Adapter
 from m3jit.models.model_source import BLOCK_TYPES, Shapes, Source, check_tensors
 
 CHUNK = 64                          # prompt tokens of one pass: bounds the time between two interruptible points
@@ -32,7 +33,10 @@ class Options:
     seed: int | None = None
     chunk: int = CHUNK
     context: int | None = None      # positions the program allows; None: as many as the model was trained for
+    kv_type: str = "F16"            # how the KV stream stores keys and values: F16, BF16, F32 or Q8_0
+    adapters: tuple[Adapter, ...] = ()
     hosted: bool = False            # settings in registers, token ids out (m3jit.models.hosted)
+    conversation: bool = False      # hosted: wait for the next prompt instead of ending
 
 
 class Writer:
@@ -42,6 +46,7 @@ class Writer:
         self.source, self.options = source, options
         self.lines: list[str] = []
         self.constants: dict[str, list[float]] = {}
+        self.adapted = Adapted(options.adapters, source)
 
     def __call__(self, text: str = "", comment: str = "") -> None:
         line = f"    {text}" if text and not text.endswith(":") and not text.startswith((".", ";")) else text
@@ -62,14 +67,26 @@ class Writer:
         self.constants[name] = [float(np.float32(v)) for v in values]
         self(f"LOADI {register}, @{name}")
 
+    def embedding(self, rd: str) -> None:
+        """rd = the rows of token_embd.weight for rIds."""
+        self.weight("rW", "token_embd.weight")
+        self(f"EMBED {rd}, rIds, rW")
+        self.adapted.embedding(self, rd)
+
     def precision(self, name: str) -> str:
         """How products with the weight `name` compute."""
         return "INT8" if self.source.tensor(name).ggml_type.name in BLOCK_TYPES else "FP32"
 
     def product(self, rd: str, x: str, name: str) -> None:
-        """rd = x times the weight `name` [N, K], plus its bias, where the source has one."""
+        """rd = x times the weight `name` [N, K], plus what adapters add to it and its bias, where there are any."""
         self.weight("rW", name)
         bias = name.replace(".weight", ".bias")
+        if self.adapted.of(name):
+            self.adapted.product(self, rd, x, name)
+            if self.has(bias):
+                self.weight("rB", bias)
+                self(f"ADD {rd}, {rd}, rB")
+            return
         extra = ""
         if self.has(bias):
             self.weight("rB", bias)
@@ -109,7 +126,7 @@ class Writer:
         `prefix`down; one instruction where all of them compute alike.  Uses rQ and rK."""
         names = [prefix + n + ".weight" for n in (("gate", "down", "up") if gated else ("up", "down"))]
         biases = [n.replace(".weight", ".bias") for n in names]
-        if len({self.precision(n) for n in names}) == 1:
+        if len({self.precision(n) for n in names}) == 1 and not any(self.adapted.of(n) for n in names):
             registers = ("rW", "rW2", "rW3")[:len(names)]
             for register, name in zip(registers, names):
                 self.weight(register, name)
@@ -162,6 +179,7 @@ def generation_program(model: Architecture, w: Writer, reference: str, ends: Seq
     for line in model.title.splitlines():
         w(f"; {line}")
     w(f'.model model "{reference}"')
+    w.adapted.declare(w)
     if not o.hosted:
         w(f".equ MAX_TOKENS {o.max_tokens}")
         w(f".equ CONTEXT {model.context}")
@@ -171,7 +189,7 @@ def generation_program(model: Architecture, w: Writer, reference: str, ends: Seq
     w()
     w(".text")
     if o.hosted:
-        hosted.write_prompt(w, o.repeat_penalty != 1.0)
+        hosted.write_prompt(w, o.repeat_penalty != 1.0, o.conversation)
     else:
         _prompt(w)
     model.embed(w)
@@ -181,9 +199,10 @@ def generation_program(model: Architecture, w: Writer, reference: str, ends: Seq
         model.layer(w, i)
     if o.hosted:
         vocabulary = w.source.tensor("token_embd.weight").shape[0]
-        hosted.write_next_token(w, lambda: model.head(w), ends, vocabulary, o.repeat_penalty)
+        hosted.write_next_token(w, lambda: model.head(w), ends, vocabulary, o.repeat_penalty, o.conversation)
     else:
         _next_token(model, w, len(ends))
+    w.adapted.check_used()
     return w.text()
 
 
@@ -200,10 +219,12 @@ def _prompt(w: Writer) -> None:
     if o.repeat_penalty != 1.0:
         w("MOV rSeen, rPrompt", "tokens so far")
     w("LOADI rPos, 0", "position of the next token")
+    w("LOADI rNext, 0", "the one behind the chunk")
     w("LOADI rMade, 0", "tokens generated")
     w("LOADI rAt, 0", "prompt tokens done")
     w()
     w("prompt:", "one chunk of the prompt")
+    w("LOADI rX, 0", "what the last chunk left: code is compiled for the kinds registers hold")
     w("SUB rLeft, rCount, rAt")
     w("MIN rLen, rLeft, CHUNK")
     w("SLICE rIds, rPrompt, START=rAt LEN=rLen")
