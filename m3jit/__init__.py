@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from m3jit.api.compiled import CompiledProgram
     from m3jit.errors import (Deadlock, InternalError, Interrupted, LimitError, M3Error, SinkClosed, StreamError, Trap,
                               UnsupportedError, UserError)
+    from m3jit.api.embedding import Embedder, load_embedder
     from m3jit.api.extending import extension
     from m3jit.api.generation import Generation, LanguageModel, load_model
     from m3jit.frontend import (AssemblyError, ContainerError, LinkError, Program, assemble, assemble_file, disassemble,
@@ -36,6 +37,7 @@ _HOME = {
     "m3jit.api.compiled": ("CompiledProgram",),
     "m3jit.errors": ("Deadlock", "InternalError", "Interrupted", "LimitError", "M3Error", "SinkClosed", "StreamError",
                      "Trap", "UnsupportedError", "UserError"),
+    "m3jit.api.embedding": ("Embedder", "load_embedder"),
     "m3jit.api.extending": ("extension",),
     "m3jit.api.generation": ("Generation", "LanguageModel", "load_model"),
     "m3jit.frontend": ("AssemblyError", "ContainerError", "LinkError", "Program", "assemble", "assemble_file",
@@ -48,10 +50,10 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = ["VM", "AssemblyError", "Batch", "Builder", "BuilderError", "CompiledProgram", "ContainerError", "Deadlock",
-           "Generation", "Grammar", "InternalError", "Interrupted", "LanguageModel", "LimitError", "LinkError",
+           "Embedder", "Generation", "Grammar", "InternalError", "Interrupted", "LanguageModel", "LimitError", "LinkError",
            "M3Error", "Program", "SinkClosed", "StreamError", "Tensor", "Trap", "UnsupportedError", "UserError",
            "__version__", "assemble", "assemble_file", "compile", "disassemble", "extension", "link", "load",
-           "load_model", "verify"]
+           "load_embedder", "load_model", "verify"]
 
 
 def __getattr__(name: str) -> Any:

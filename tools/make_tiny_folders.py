@@ -200,7 +200,8 @@ def sha256(folder: Path) -> str:
 
 
 def oracle_row(folder: Path) -> dict[str, Any]:
-    """What transformers computes: last logits (bert: hidden states), in float32, and their distance from float64."""
+    """What transformers computes in float64: hidden states after the last norm (their mean and the last; bert: all),
+    logits of the last position, the best token of each; and how far float32 is from it."""
     import torch
     import transformers
 
@@ -212,13 +213,19 @@ def oracle_row(folder: Path) -> dict[str, Any]:
                                               output_loading_info=True)
         assert not any(loading.values()), loading
         with torch.no_grad():
-            out = model.eval()(torch.tensor([PROMPT]))
-        found[dtype] = (out.last_hidden_state if encoder else out.logits)[0].double().numpy()
-    single, exact = found.values()
-    kept = exact if encoder else exact[-1:]
+            out = model.eval()(torch.tensor([PROMPT]), output_hidden_states=True)
+        states = (out.last_hidden_state if encoder else out.hidden_states[-1])[0].double().numpy()
+        found[dtype] = states, states if encoder else out.logits[0].double().numpy()
+    (_, single), (states, exact) = found.values()
     row = {"sha256": sha256(folder), "float32_error": float(np.abs(single - exact).max()),
-           "logits": [[round(v, 6) for v in line] for line in kept.tolist()], "best": exact.argmax(axis=1).tolist()}
-    return row
+           "mean": rounded(states.mean(axis=0)), "last": rounded(states[-1])}
+    if encoder:
+        return row | {"rows": [rounded(line) for line in states]}
+    return row | {"logits": rounded(exact[-1]), "best": exact.argmax(axis=1).tolist()}
+
+
+def rounded(values: np.ndarray) -> list[float]:
+    return [round(v, 6) for v in values.tolist()]
 
 
 def oracle() -> dict[str, Any]:
@@ -242,13 +249,13 @@ def main(arguments: list[str] | None = None) -> int:
         found = oracle()
         if options.check:
             before = json.loads(gzip.decompress(options.oracle.read_bytes()))["models"]
-            apart = {name: float(np.abs(np.array(row["logits"]) - np.array(before[name]["logits"])).max())
-                     for name, row in found["models"].items()}
+            apart = {f"{name} {key}": float(np.abs(np.array(row[key]) - np.array(before[name][key])).max())
+                     for name, row in found["models"].items() for key in ("mean", "last", "logits") if key in row}
             print(apart)
             return int(max(apart.values()) > 1e-5)
         options.oracle.write_bytes(gzip.compress(json.dumps(found).encode(), mtime=0))
         for name, row in found["models"].items():
-            print(f"{name:12} float32 error {row['float32_error']:.2g}, std {np.std(row['logits']):.2f}")
+            print(f"{name:12} float32 error {row['float32_error']:.2g}, std {np.std(row.get('logits', row['last'])):.2f}")
     return 0
 
 

@@ -46,6 +46,7 @@ class Encoder(Protocol):
     context: int
 
     def tensors(self) -> Shapes: ...
+    def positions(self, w: Writer) -> None: ...         # -> rPlaces [rCount, width], what depends on the length alone
     def embed(self, w: Writer) -> None: ...             # rIds [rCount] -> rX [rCount, width]
     def layer(self, w: Writer, i: int) -> None: ...     # rX -> rX, each row after having seen all
 
@@ -70,6 +71,8 @@ def encoding(make: Callable[[Source, Options], Encoder]) -> Embedder:
         w("IF_EQUAL empty")
         w("COMPARE rCount, CONTEXT")
         w("IF_GREATER full")
+        model.positions(w)
+        w("JUMP embed", "what is jumped to is where compiled code begins")
         _layers(w, model)
         _pool(w, "rX", model.width, pooling)
         w("JUMP main")

@@ -10,12 +10,13 @@ import numpy as np
 from m3jit.errors import UserError
 from m3jit.isa.types import DTYPES, Tensor
 from m3jit.models import store
-from m3jit.models.architectures import ARCHITECTURES
+from m3jit.models.architectures import ARCHITECTURES, EMBEDDERS
 from m3jit.models.folder_tokenizer import FolderTokenizer
 from m3jit.models.gguf_file import GGUFFile
 from m3jit.models.hf_folder import HFFolder
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.model_source import Source
+from m3jit.models.pooling import Pooling
 from m3jit.models.program import Options
 from m3jit.models.tokenizer import Tokenizer
 
@@ -136,6 +137,16 @@ class Models:
                                  expected=f"one of {', '.join(ARCHITECTURES)}")
         return make(model.file, reference or str(model.path.resolve()), options or self.options,
                     sorted(model.tokenizer.ends))
+
+    def embedding(self, model: SourceModel, reference: str | None = None, pooling: str | None = None,
+                  normalize: bool | None = None, options: Options | None = None) -> str:
+        """A program that streams vectors of texts, as assembly text.  pooling, normalize: None, as the model says."""
+        make = EMBEDDERS.get(model.architecture)
+        if make is None:
+            raise ModelFileError(model.path, f"is {model.architecture!r}", item="metadata key 'general.architecture'",
+                                 expected=f"one that gives vectors: {', '.join(EMBEDDERS)}")
+        return make(model.file, reference or str(model.path.resolve()), options or self.options,
+                    Pooling.of(model.file, model.architecture, pooling, normalize))
 
     def program(self, model: SourceModel, reference: str | None = None, options: Options | None = None) -> Any:
         """The model as a `Program`."""

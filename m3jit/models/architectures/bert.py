@@ -33,9 +33,9 @@ class Bert:
             raise keys.refuse("attention.head_count", f"{self.heads} heads of a width of {self.width}",
                               "a divisor of the width, heads of at most 256")
         self.vocabulary = source.tensor("token_embd.weight").shape[0]
-        self.positions, self.types = (source.tensor(name).shape[0] for name in TABLES)
-        if self.positions < trained:
-            raise keys.refuse("context_length", f"is {trained}", f"at most {self.positions}, the rows of {TABLES[0]!r}")
+        self.rows, self.types = (source.tensor(name).shape[0] for name in TABLES)
+        if self.rows < trained:
+            raise keys.refuse("context_length", f"is {trained}", f"at most {self.rows}, the rows of {TABLES[0]!r}")
         for name in TABLES:
             if source.tensor(name).ggml_type.name not in FLOAT_TYPES:
                 raise ModelFileError(source.path, f"has type {source.tensor(name).ggml_type.name}",
@@ -50,7 +50,7 @@ class Bert:
 
     def tensors(self) -> Shapes:
         width = self.width
-        expected: Shapes = {"token_embd.weight": (self.vocabulary, width), TABLES[0]: (self.positions, width),
+        expected: Shapes = {"token_embd.weight": (self.vocabulary, width), TABLES[0]: (self.rows, width),
                             TABLES[1]: (self.types, width)}
         norms = ["token_embd_norm"]
         for i in range(self.layers):
@@ -62,15 +62,17 @@ class Bert:
                 expected |= {f"{b}{part}.weight": (rows, columns), f"{b}{part}.bias": (rows,)}
         return expected | {f"{norm}.{kind}": (width,) for norm in norms for kind in ("weight", "bias")}
 
+    def positions(self, w: Writer) -> None:
+        w.weight("rW", TABLES[0])
+        w("SLICE rPlaces, rW, START=0 LEN=rCount")
+
     def embed(self, w: Writer) -> None:
         w.weight("rW", "token_embd.weight")
         w("EMBED rX, rIds, rW")
         w.weight("rW", TABLES[1])
         w("SLICE rW, rW, START=0 LEN=1", "every token is of the first type")
         w("ADD rX, rX, rW")
-        w.weight("rW", TABLES[0])
-        w("SLICE rW, rW, START=0 LEN=rCount")
-        w("ADD rX, rX, rW")
+        w("ADD rX, rX, rPlaces")
         w.norm("rX", "rX", "token_embd_norm.weight", self.eps, "LAYER")
 
     def layer(self, w: Writer, i: int) -> None:

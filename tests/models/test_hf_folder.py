@@ -1,0 +1,199 @@
+"""Hugging Face folders: tiny random models of every architecture against transformers' stored results."""
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folder_tokenizers import byte_pairs, word_pieces
+
+from m3jit.cli import main as cli
+from m3jit.frontend import assemble
+from m3jit.models.hf_folder import HFFolder
+from m3jit.models.model_error import ModelFileError
+from m3jit.models.program import Options
+from m3jit.models.provider import Models
+from m3jit.vm.streams import CallbackSink
+from m3jit.vm.vm import VM
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_tiny_folders  # noqa: E402
+
+ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/folder_logits.json.gz").read_bytes()))
+PROMPT = np.array(ORACLE["prompt"], np.int64)
+DECODERS = [name for name in make_tiny_folders.FOLDERS if name != "bert"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = make_tiny_folders.build(tmp_path_factory.mktemp("folders"))
+    for name, folder in found.items():
+        (word_pieces if name == "bert" else byte_pairs)(folder, 264)
+    return found
+
+
+def run(folder: Path, backend: str = "cpu", threads: int = 2, dense: bool = False, **options: Any) -> VM:
+    """The prompt run through a model.  dense: attention over the prompt's own keys and values, without the cache."""
+    models = Models()
+    text = models.assembly(models.load(str(folder)), options=Options(**{"max_tokens": 1, **options}))
+    assert text.count(", sKV ") == text.count("ATTN ") > 0
+    vm = VM(assemble(text.replace(", sKV ", " ") if dense else text), backend=backend, threads=threads, models=models)
+    vm.sinks["OUTPUT"] = CallbackSink("tokens", lambda _: None)
+    vm.push_input(PROMPT)
+    vm.run()
+    return vm
+
+
+def error(name: str, vm: VM) -> np.ndarray:
+    logits, row = vm.get("rLogits").data.ravel(), ORACLE["models"][name]
+    assert int(logits.argmax()) == row["best"][-1]
+    return np.abs(logits - np.array(row["logits"]))
+
+
+@pytest.mark.parametrize("name", make_tiny_folders.FOLDERS)
+def test_the_folder_is_the_one_the_oracle_saw(name, folders):
+    assert make_tiny_folders.sha256(folders[name]) == ORACLE["models"][name]["sha256"]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_against_transformers(name, folders):
+    """In float32 throughout, as near to the float64 model as transformers is, up to the order of sums; the logits have a
+    standard deviation of 3 to 5."""
+    apart = error(name, run(folders[name], dense=True))
+    print(f"{name}: max {apart.max():.2g}, mean {apart.mean():.2g}")
+    assert apart.max() < 4 * ORACLE["models"][name]["float32_error"] + 1e-6
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_with_a_cache(name, folders):
+    """The cache rounds keys and values to F16, which moves logits by some thousandths, whatever the chunks."""
+    whole, parts = (run(folders[name], chunk=chunk) for chunk in (64, 7))
+    apart = error(name, whole)
+    print(f"{name}: max {apart.max():.2g}, mean {apart.mean():.2g}")
+    assert apart.max() < 0.02 and apart.mean() < 0.005
+    assert np.array_equal(whole.get("rLogits").data, parts.get("rLogits").data)
+
+
+def test_a_folder_runs_as_any_model_does(folders, tmp_path, capfd):
+    """`m3jit run`, `m3jit compile`, `.model`, MODEL_LOAD_UNIFIED, MODEL_QUERY and MODEL_COMPILE see the same model."""
+    folder = folders["qwen3"]
+    assert cli(["run", str(folder), "--prompt", "The river", "--max-tokens", "3", "--temp", "0"]) == 0
+    said = capfd.readouterr().out
+    source, program = tmp_path / "tiny.m3asm", tmp_path / "tiny.m3b"
+    assert cli(["compile", str(folder), "-o", str(source), "--max-tokens", "3", "--temp", "0"]) == 0
+    assert f'.model model "{folder}"' in source.read_text()
+    assert cli(["asm", str(source)]) == 0 and cli(["run", str(program), "--prompt", "The river"]) == 0
+    assert capfd.readouterr().out == said
+    models = Models()
+    vm = VM(assemble(f'MODEL_LOAD_UNIFIED rM, "{folder}"\nMODEL_QUERY rV, rM, "vocab"\n'
+                     'MODEL_QUERY rT, rM, "qwen3.rope.freq_base"\nMODEL_COMPILE rP, rM\nHALT'), models=models)
+    vm.run()
+    assert vm.get("rV") == 264 and vm.get("rT") == 1e6
+    assert vm.get("rP").data.tobytes() == models.compile(models.load(str(folder)))
+
+
+def altered(folder: Path, name: str, **changes: Any) -> Path:
+    """A copy of a model with other values in its config.json; None takes one away."""
+    make_tiny_folders.write_folder(folder, name)
+    byte_pairs(folder, 264)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+@pytest.mark.parametrize("name, changes, message", [
+    ("llama", {"model_type": "t5"}, "'model_type': is 't5', which is not supported; expected one of bert, gemma2"),
+    ("llama", {"model_type": None}, "'model_type': is missing; expected a value of type str"),
+    ("llama", {"hidden_act": "gelu"}, "'hidden_act': is 'gelu', which is not supported; expected 'silu'"),
+    ("llama", {"num_hidden_layers": "2"}, "'num_hidden_layers': is '2'; expected a value of type int"),
+    ("llama", {"num_hidden_layers": True}, "'num_hidden_layers': is 'True'; expected a value of type int"),
+    ("llama", {"num_hidden_layers": 10**9}, "'num_hidden_layers': is 1000000000; expected 1 to 4096"),
+    ("llama", {"hidden_size": None}, "'hidden_size': is missing"),
+    ("llama", {"rms_norm_eps": float("nan")}, "'rms_norm_eps': is nan; expected an ordinary number"),
+    ("llama", {"quantization_config": {"bits": 4}}, "'quantization_config': is .*; expected no such key"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "type 'yarn', which is not supported; expected one of default"),
+    ("llama", {"rope_scaling": {"type": "linear"}}, "'factor': is missing"),
+    ("llama", {"rope_scaling": 3}, "'rope_scaling': is '3'; expected an object"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": -1.0}}, "factor -1.0, share 1.0; expected positive"),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 1}},
+     "low_freq_factor 4.0 and high_freq_factor 1.0"),
+    ("llama", {"num_hidden_layers": 1}, "tensor 'model.layers.1..*: is no part of llama with 1 layers"),
+    ("llama", {"num_hidden_layers": 3}, "tensor 'blk.2.attn_norm.weight': is missing"),
+    ("llama", {"model_type": "qwen3"}, "tensor 'blk.0.attn_q_norm.weight': is missing"),
+    ("llama", {"hidden_size": 32}, r"tensor 'token_embd.weight': has shape \[264, 64\]; expected shape \[264, 32\]"),
+    ("phi3-long", {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0] * 6}},
+     "rope_scaling.short_factor': has 1 values; expected 6 positive"),
+    ("qwen2", {"use_sliding_window": True}, "'use_sliding_window': is 'True', which is not supported"),
+    ("qwen3", {"model_type": "llama"}, "q_norm.weight': is no part of llama with 2 layers"),
+    ("gemma3", {"layer_types": ["full_attention"]}, "'layer_types': has 1 items of full_attention; expected 7"),
+    ("gemma3", {"hidden_activation": "relu"}, "'hidden_activation': is 'relu'"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("bert", {"hidden_act": "relu"}, "'hidden_act': is 'relu'"),
+    ("bert", {"position_embedding_type": "relative_key"}, "'position_embedding_type'"),
+    ("bert", {"max_position_embeddings": 65}, "'bert.context_length': is 65; expected at most 64"),
+    ("bert", {"num_attention_heads": 5}, "'bert.attention.head_count': 5 heads of a width of 64"),
+])
+def test_what_is_not_supported_is_refused_by_name(tmp_path, name, changes, message):
+    with pytest.raises(ModelFileError, match=message) as caught:
+        models = Models()
+        models.assembly(models.load(str(altered(tmp_path / "model", name, **changes))))
+    assert str(tmp_path / "model") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_order_of_layers_with_a_window_is_the_configurations(tmp_path):
+    kinds = ["full_attention", "sliding_attention"] * 3 + ["full_attention"]
+    models = Models()
+    text = models.assembly(models.load(str(altered(tmp_path / "model", "gemma3", layer_types=kinds))))
+    attention = [line for line in text.splitlines() if " ATTN " in line]
+    assert ["WINDOW=6" in line for line in attention] == [kind == "sliding_attention" for kind in kinds]
+
+
+def test_defaults_of_a_configuration_that_says_little(tmp_path):
+    """gemma3's published files leave most of it out and nest it."""
+    folder = altered(tmp_path / "model", "gemma3")
+    config = json.loads((folder / "config.json").read_text())
+    text = {key: config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "sliding_window")}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text | {
+        "model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}}))
+    found = HFFolder(folder).metadata
+    assert (found["gemma3.attention.head_count"], found["gemma3.attention.key_length"]) == (8, 256)
+    assert (found["gemma3.rope.freq_base"], found["gemma3.rope.freq_base_swa"]) == (1e6, 1e4)
+    assert (found["gemma3.rope.scaling.type"], found["gemma3.rope.scaling.factor"]) == ("linear", 8.0)
+    assert found["gemma3.attention.sliding_window_pattern"].tolist() == [True] * 5 + [False, True]
+
+
+def test_tensors_of_other_types_are_refused(tmp_path):
+    folder = altered(tmp_path / "model", "qwen2")
+    shapes = make_tiny_folders.shapes("qwen2")
+    make_tiny_folders.write_safetensors(folder / "model.safetensors", {
+        name: ("F64", shape, bytes(8 * int(np.prod(shape)))) for name, shape in shapes.items()})
+    with pytest.raises(ModelFileError, match="tensor 'model.embed_tokens.weight': has dtype F64; expected one of F32"):
+        HFFolder(folder)
+
+
+def test_gains_that_mean_one_more_are_read_as_the_sum(folders):
+    folder = HFFolder(folders["gemma2"])
+    stored = make_tiny_folders.values("gemma2", "model.norm.weight", (64,))
+    found = folder.tensor_bytes("output_norm.weight").view(np.float32)
+    assert np.array_equal(found, np.float32(1) + stored) and not found.flags.writeable
+    assert folder.tensor_bytes("token_embd.weight").base is not None and folder.tensor("output_norm.weight").nbytes == 256
+
+
+def test_the_key_of_caches_sees_changes(folders, tmp_path):
+    first, second = HFFolder(folders["qwen2"]), HFFolder(altered(tmp_path / "model", "qwen2", rope_theta=5.0))
+    assert first.content_hash == HFFolder(folders["qwen2"]).content_hash != second.content_hash
+
+
+def test_what_is_no_model_folder(tmp_path):
+    with pytest.raises(ModelFileError, match="config.json: cannot be opened .No such file"):
+        HFFolder(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "model_type": "bert"}')
+    with pytest.raises(ModelFileError, match="'model_type': appears twice"):
+        HFFolder(tmp_path)
+    assert cli(["run", str(tmp_path / "sub"), "--prompt", "a"]) == 1
