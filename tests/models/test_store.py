@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -202,4 +203,54 @@ def test_the_catalogue_is_plausible():
     smollm2 = store.source("smollm2")
     assert (smollm2.size, smollm2.file_name) == (98_362_432, "SmolLM2-135M-Instruct.Q4_1.gguf")
     for entry in store.SOURCES.values():
-        assert len(bytes.fromhex(entry.sha256)) == 32 and all(dataclasses.astuple(entry))
+        fields = {name: value for name, value in dataclasses.asdict(entry).items() if name != "weights"}
+        assert len(bytes.fromhex(entry.sha256)) == 32 and all(fields.values())
+        assert len(bytes.fromhex(entry.kept.sha256)) == 32 and entry.kept.size > 0
+
+
+# A model that is a folder.
+
+def make_zip(files: dict[str, bytes]) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return raw.getvalue()
+
+
+def folder_source(monkeypatch, packed: bytes, weights: bytes = MODEL) -> None:
+    monkeypatch.setattr(store, "SOURCES", {"tiny": dataclasses.replace(
+        SOURCE, member="m3jit_test_model/model.zip", size=len(packed), sha256=hashlib.sha256(packed).hexdigest(),
+        weights=store.Weights("model.safetensors", len(weights), hashlib.sha256(weights).hexdigest()))})
+
+
+def test_a_model_that_is_a_folder(index, tmp_path, monkeypatch):
+    packed = make_zip({"config.json": b"{}", "model.safetensors": MODEL, "1_Pooling/config.json": b"[]"})
+    folder_source(monkeypatch, packed)
+    make_wheel(index, packed, "m3jit_test_model/model.zip")
+    with pytest.raises(store.ModelStoreError, match="m3jit model get tiny"):
+        store.path("tiny")
+    path = store.get("tiny")
+    assert path == store.path("tiny") == store.list_models()[0].path and path.is_dir()
+    assert left_over(tmp_path / "cache") == [f"m3jit/models/tiny/{name}" for name in (
+        "1_Pooling/config.json", "LICENSE", "NOTICE.txt", "config.json", "model.safetensors")]
+    damaged = bytearray(MODEL)
+    damaged[1000] ^= 1
+    (path / "model.safetensors").write_bytes(damaged)
+    assert (store.get("tiny") / "model.safetensors").read_bytes() == MODEL
+    assert store.remove("tiny") > len(MODEL) and left_over(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("files, message", [
+    ({"../escaped": b"x", "model.safetensors": MODEL}, "'../escaped', which is not unpacked"),
+    ({"/absolute": b"x", "model.safetensors": MODEL}, "'/absolute', which is not unpacked"),
+    ({"config.json": b"{}"}, "does not hold the model.safetensors of tiny"),
+    ({"model.safetensors": MODEL[:-1]}, "does not hold the model.safetensors of tiny"),
+    ({"large": bytes(len(MODEL) + 1), "model.safetensors": MODEL}, "'large', which is not unpacked"),
+], ids=["above", "absolute", "missing", "other", "zip bomb"])
+def test_wrong_folders_are_thrown_away(index, tmp_path, monkeypatch, files, message):
+    packed = make_zip(files)
+    folder_source(monkeypatch, packed)
+    make_wheel(index, packed, "m3jit_test_model/model.zip")
+    assert re.search(message, refusal()) and left_over(tmp_path / "cache") == []
+    assert not list(tmp_path.rglob("escaped"))
