@@ -210,9 +210,11 @@ def add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_add_bos_token(False)
 
 
-def write_model(path: Path, model: str, seed: int = SEED) -> None:
-    """Write one model, whose matrices have the type `model` or, with MIX, several; an existing file is replaced."""
-    writer = gguf.GGUFWriter(path, "llama")
+def write_model(path: Path, model: str, seed: int = SEED, split: int = 0) -> None:
+    """Write one model, whose matrices have the type `model` or, with MIX, several; an existing file is replaced.
+
+    split > 0: as several files of that many tensors, NAME-00001-of-0000N.gguf."""
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=split)
     writer.add_name(f"tiny random llama, {model} weights")
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)

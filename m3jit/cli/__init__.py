@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from typing import Any, Sequence
 
 from m3jit.errors import InternalError, M3Error, SinkClosed, brief, printable
@@ -55,11 +56,18 @@ def _run(argv: Sequence[str] | None) -> int:
     from click.exceptions import Exit
     from m3jit.cli.commands import group
     try:
-        with group.make_context("m3jit", list(sys.argv[1:] if argv is None else argv)) as context:
+        with warnings.catch_warnings(), \
+                group.make_context("m3jit", list(sys.argv[1:] if argv is None else argv)) as context:
+            warnings.showwarning = _show_warning
             result = group.invoke(context)
     except Exit as done:                               # --help and --version
         return done.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    """A library's warning as a line of ours, without the place in the code that Python adds."""
+    sys.stderr.write(f"warning: {printable(brief(str(message)))}\n")
 
 
 def _open_standard_streams() -> None:

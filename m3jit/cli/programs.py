@@ -124,8 +124,21 @@ def _verify_one(path: str) -> None:
         from m3jit.models.provider import Models
         models = Models()
         model = models.load(what.reference)
+        wrong = _weights_not_finite(model)
+        if wrong:
+            error = UserError(f"{model.file.path}: {wrong[0]}")
+            error.findings = wrong
+            raise error
         model.tokenizer.encode("text")
         models.program(model, what.reference)
+
+
+def _weights_not_finite(model: Any) -> list[str]:
+    """A sentence for each tensor of a model file that holds a NaN, an infinity or such a scale.  Reads all of it."""
+    from m3jit.ir.weight_check import report
+    wrong = [(name, report(model.tensor(name))) for name in model.file.tensors]
+    return [f"tensor {name!r}: holds {text}; expected finite weights. Obtain or convert the model again."
+            for name, text in wrong if text]
 
 
 @click.command()

@@ -13,7 +13,7 @@ from m3jit.isa.types import WEIGHTS
 from m3jit.models.model_error import ModelFileError
 
 BLOCK_TYPES = frozenset(d.name for d in WEIGHTS if d.is_block)
-FLOAT_TYPES = frozenset(d.name for d in WEIGHTS if not d.is_block)
+FLOAT_TYPES = frozenset({d.name for d in WEIGHTS if not d.is_block} | {"F64"})      # F64 is rounded to F32 when read
 LAYER_PREFIX = "blk.{}."
 Shapes = dict[str, tuple[int, ...]]
 

@@ -8,11 +8,11 @@ from typing import Any, Sequence
 import numpy as np
 
 from m3jit.errors import UserError
-from m3jit.isa.types import DTYPES, Tensor
+from m3jit.isa.types import DTYPES, F32, Tensor
 from m3jit.models import store
 from m3jit.models.architectures import ARCHITECTURES, EMBEDDERS
 from m3jit.models.folder_tokenizer import FolderTokenizer
-from m3jit.models.gguf_file import GGUFFile
+from m3jit.models.gguf_shards import open_gguf
 from m3jit.models.hf_folder import HFFolder
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.model_source import Source
@@ -31,8 +31,9 @@ def is_model_folder(path: str | os.PathLike) -> bool:
 
 
 def open_source(path: str | os.PathLike) -> Source:
-    """The model at a path: a Hugging Face folder, or a GGUF file.  ModelFileError when it is neither."""
-    return HFFolder(path) if os.path.isdir(path) else GGUFFile(path)
+    """The model at a path: a Hugging Face folder, or a GGUF file (any one of several that a model is split over).
+    ModelFileError when it is neither."""
+    return HFFolder(path) if os.path.isdir(path) else open_gguf(path)
 
 
 class SourceModel:
@@ -53,19 +54,23 @@ class SourceModel:
         return self._tokenizer
 
     def tensor(self, name: str) -> Tensor:
-        """A weight over the mapped bytes; KeyError when there is none."""
+        """A weight over the mapped bytes (F64: values rounded to F32); KeyError when there is none."""
         if name not in self._tensors:
             if name not in self.file.tensors:
                 raise KeyError(name)
             info = self.file.tensors[name]
-            dtype = DTYPES.get(info.ggml_type.name)
+            kind = info.ggml_type.name
+            dtype = F32 if kind == "F64" else DTYPES.get(kind)
             if dtype is None:
-                raise ModelFileError(self.path, f"has type {info.ggml_type.name}", item=f"tensor {name!r}",
-                                     expected=f"one of {', '.join(sorted(DTYPES))}")
+                raise ModelFileError(self.path, f"has type {kind}", item=f"tensor {name!r}",
+                                     expected=f"one of {', '.join(sorted([*DTYPES, 'F64']))}")
             raw = self.file.tensor_bytes(name)
             key = f"{self.file.content_hash}/{name}"
             shape = tuple(info.shape)
             if dtype.is_block:
+            if kind == "F64":
+                with np.errstate(over="ignore"):
+                    raw = raw.view("<f8").astype("<f4").view(np.uint8)
                 self._tensors[name] = Tensor.blocks(dtype, shape, raw, key)
             else:
                 self._tensors[name] = Tensor(dtype, shape, raw.view(dtype.numpy).reshape(shape), key)

@@ -4,6 +4,9 @@ A layout file holds the packed bytes alone behind a 64-byte header (magic, lengt
 written to a temporary name and renamed, so that concurrent processes see a whole file or none; a file of the wrong
 length or header is removed and made again.  When the cache directory cannot be written, packed weights live in memory
 and `WeightStore.in_memory` counts their bytes (`m3jit doctor` and --stats say so).
+
+Weights are looked through for values and scales that are not finite when they are packed for the first time, and small
+ones (norms, biases) whenever they are loaded: a `WeightWarning` names tensor and place.  `m3jit verify` looks at all.
 """
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from typing import Callable
 import numpy as np
 
 from m3jit.isa.cells import tiled
+from m3jit.ir.weight_check import warn_where_not_finite
 from m3jit.isa.types import Tensor
 from m3jit.kernels import layout
 from m3jit.new_file import NewFile
@@ -24,6 +28,7 @@ from m3jit.paths import cache_root
 MAGIC = b"m3jitR16\x01\x00\x00\x00\x00\x00\x00\x00"
 HEADER = 64
 LIMIT_BYTES = 16 << 30                      # of all layout files together; the oldest go first
+CHECKED_BYTES = 1 << 20                     # weights used as they are that are looked through for NaN and infinities
 TRIM_EVERY = 64                             # files made between two looks at the total size
 
 
@@ -51,6 +56,8 @@ class WeightStore:
         return self.array(t, how).__array_interface__["data"][0]
 
     def _raw(self, t: Tensor) -> np.ndarray:
+        if t.nbytes <= CHECKED_BYTES:
+            warn_where_not_finite(t)
         return np.ascontiguousarray(t.data)
 
     def _tiles(self, t: Tensor, runs: int) -> np.ndarray:
@@ -65,6 +72,7 @@ class WeightStore:
         head = MAGIC + nbytes.to_bytes(8, "little") + bytes.fromhex(name)
         head += bytes(HEADER - len(head))
         if self.root is None:
+            warn_where_not_finite(t)
             self.in_memory += nbytes
             return layout.repack(t.dtype, t.data, rows, cols)
         path = self.root / name[:2] / f"{name}.bin"
@@ -73,6 +81,7 @@ class WeightStore:
             self.mapped += nbytes
             return found
         self.packed_now += 1
+        warn_where_not_finite(t)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with NewFile(path, prefix=".part", suffix="") as new:

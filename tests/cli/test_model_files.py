@@ -1,0 +1,51 @@
+"""Model files on the command line: split over several files, with weights that are not finite."""
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from m3jit.models.gguf_file import GGUFFile
+from tests.cli.command import ROOT, call
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_tiny_models  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return make_tiny_models.build(tmp_path_factory.mktemp("tiny"), ("Q8_0",))["Q8_0"]
+
+
+def test_a_split_model_runs_as_the_whole_one(capfd, tmp_path, whole):
+    make_tiny_models.write_model(tmp_path / "parts.gguf", "Q8_0", split=9)
+    parts = sorted(tmp_path.glob("parts-*.gguf"))
+    assert [p.name for p in parts] == [f"parts-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    wanted = call(capfd, "run", whole, "--prompt", "a river", "--max-tokens", "4")
+    for path in parts[:2]:
+        assert call(capfd, "run", path, "--prompt", "a river", "--max-tokens", "4") == wanted
+    assert wanted.code == 0 and wanted.out and call(capfd, "verify", parts[0]).code == 0
+    parts[1].unlink()
+    got = call(capfd, "run", parts[0], "--prompt", "a river")
+    assert got.code == 1 and "parts-00002-of-00003.gguf: part 2 of 3 of the model is missing" in got.err
+
+
+def test_weights_that_are_not_finite_are_named(capfd, tmp_path, whole):
+    raw = bytearray(whole.read_bytes())
+    with GGUFFile(whole) as file:
+        at = file.tensors["blk.1.ffn_up.weight"].offset + 3 * 272 + 34
+        raw[at:at + 2] = np.float16(np.inf).tobytes()                       # scale of block 1 of row 3
+        at = file.tensors["blk.0.attn_norm.weight"].offset + 4 * 7
+        raw[at:at + 4] = np.float32(np.nan).tobytes()
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(raw)
+    got = call(capfd, "verify", bad)
+    assert got.code == 1
+    assert f"{bad}: tensor 'blk.0.attn_norm.weight': holds NaN at 7; expected finite weights" in got.err
+    assert f"{bad}: tensor 'blk.1.ffn_up.weight': holds a scale d that is not finite in row 3, for its columns 32 to 63" \
+        in got.err
+    got = call(capfd, "run", bad, "--prompt", "a river", "--max-tokens", "1")
+    assert "warning: tensor 'blk.1.ffn_up.weight' (Q8_0 [512, 256]) holds a scale d" in got.err
+    assert "warning: tensor 'blk.0.attn_norm.weight' (F32 [256]) holds NaN at 7" in got.err
