@@ -60,7 +60,7 @@ def fill_value(lw: Lowering, out: Memory, dtype: T.DType, count: Scalar, v: int 
 
 
 def _fill(lw: Lowering, out: Memory, dtype: T.DType, count: Scalar, value: Scalar) -> None:
-    lw.launch(fill_kernel(MEMORY_OF[dtype.name]), [out, count, value], [], [out])
+    lw.launch(fill_kernel(MEMORY_OF[dtype.name]), [out, count, value], [], [out], rows=1, strides={0: dtype.nbytes})
 
 
 @lowers("full")
@@ -178,7 +178,7 @@ def lower_quantize(lw: Lowering, n: Node) -> None:
     out = lw.out(n, "act", dim_mul(rows, per_row, qa.RECORD_BYTES[block]))
     source = lw.of(x)
     lw.launch(qa.quantize_activation(block), [source, out, lw.dim(dim_mul(rows, per_row))], [source], [out],
-              small=True)
+              small=True, rows=2, strides={0: block * x.dtype.nbytes, 1: qa.RECORD_BYTES[block]})
 
 
 @lowers("qdot")
@@ -186,7 +186,14 @@ def lower_qdot(lw: Lowering, n: Node) -> None:
     q, w = n.args
     act, weight, y = lw.of(q, "act"), lw.weight(w.attrs["tensor"], "R16"), lw.out(n)
     lw.launch(qm.qmatmul(w.dtype.name),
-              [act, weight, y, lw.dim(rows_of(n)), lw.i64(w.shape[1]), lw.i64(w.shape[0])], [act], [y])
+              [act, weight, y, lw.dim(rows_of(n)), lw.i64(w.shape[1]), lw.i64(w.shape[0])], [act], [y],
+              rows=3, strides={0: _record_bytes(w), 2: 4 * w.shape[0]})
+
+
+def _record_bytes(w: Node) -> int:
+    """Bytes of one row of activations quantised for the weights w."""
+    block = w.dtype.block
+    return w.shape[1] // block * qa.RECORD_BYTES[block]
 
 
 @lowers("qdot_gated")
@@ -195,7 +202,8 @@ def lower_qdot_gated(lw: Lowering, n: Node) -> None:
     act, y = lw.of(q, "act"), lw.out(n)
     wg, wu = (lw.weight(w.attrs["tensor"], "R16") for w in (gate, up))
     lw.launch(qm.qmatmul_gated(gate.dtype.name, None if up.dtype is gate.dtype else up.dtype.name),
-              [act, wg, wu, y, lw.dim(rows_of(n)), lw.i64(gate.shape[1]), lw.i64(gate.shape[0])], [act], [y])
+              [act, wg, wu, y, lw.dim(rows_of(n)), lw.i64(gate.shape[1]), lw.i64(gate.shape[0])], [act], [y],
+              rows=4, strides={0: _record_bytes(gate), 3: 4 * gate.shape[0]})
 
 
 # -- attention ----------------------------------------------------------------------------------------------------------
@@ -278,7 +286,8 @@ def lower_embed(lw: Lowering, n: Node) -> None:
     ids, table = n.args
     source, weights, out = materialised(lw, ids), lw.of(table), lw.out(n)
     lw.launch(embed(table.dtype.name, MEMORY_OF[ids.dtype.name]),
-              [source, weights, out, lw.dim(ids.type.count()), lw.i64(table.shape[1])], [source], [out])
+              [source, weights, out, lw.dim(ids.type.count()), lw.i64(table.shape[1])], [source], [out],
+              rows=3, strides={0: ids.dtype.nbytes, 2: 4 * table.shape[1]})
 
 
 @functools.cache
@@ -310,7 +319,8 @@ def lower_matmul(lw: Lowering, n: Node) -> None:
     source, weights, out = lw.of(x), lw.of(w), lw.out(n)
     k, cols = x.shape[-1], n.shape[-1]
     kernel = (matmul_rows if n.attrs["transposed"] else matmul_columns)(w.dtype.name)
-    lw.launch(kernel, [source, weights, out, lw.dim(rows_of(n)), lw.dim(k), lw.dim(cols)], [source, weights], [out])
+    lw.launch(kernel, [source, weights, out, lw.dim(rows_of(n)), lw.dim(k), lw.dim(cols)], [source, weights], [out],
+              rows=3, strides={0: dim_mul(k, x.dtype.nbytes), 2: dim_mul(cols, 4)})
 
 
 @lowers("argmax")
@@ -322,7 +332,8 @@ def lower_argmax(lw: Lowering, n: Node) -> None:
     inner = dim_mul(*x.shape[axis + 1:])
     outer = dim_mul(*x.shape[:axis])
     if inner == 1:
-        lw.launch(argmax_rows(memory), [source, out, lw.dim(outer), lw.dim(x.shape[axis])], [source], [out])
+        lw.launch(argmax_rows(memory), [source, out, lw.dim(outer), lw.dim(x.shape[axis])], [source], [out],
+                  rows=2, strides={0: dim_mul(x.shape[axis], x.dtype.nbytes), 1: 8})
     else:
         lw.launch(argmax_columns(memory), [source, out, lw.dim(outer), lw.dim(x.shape[axis]), lw.dim(inner)],
                   [source], [out])

@@ -427,13 +427,14 @@ class Lowering:
             outs.append(self.out(n))
         ins = [self.of(a) for a, _ in g.inputs]
         args: list[Any] = [*ins, *outs]
+        rows = len(args)
         if not g.flat:
             args.append(self.dim(dim_mul(*g.lead)))
         args.append(self.dim(g.columns))
         for s in g.scalars:
             v = self.scalar(s.args[0])
             args.append(self.emit(Scalar("f2f32", "f32", (v,))) if s.dtype.kind == "float" else v)
-        self.launch(kernel, args, ins, outs, small=True)
+        self.launch(kernel, args, ins, outs, small=True, rows=rows, strides=_row_bytes(g))
 
     def _take_over(self, n: Node, g: Group, i: int) -> None:
         """In place: the output takes the memory of an input that dies here and is read at the same elements only."""
@@ -556,6 +557,17 @@ class Lowering:
 
     def _copy(self, dst: Memory, src: Memory, nbytes: Dim) -> None:
         self.emit(Copy(self.pointer(dst), self.pointer(src), self.dim(nbytes)))
+
+
+def _row_bytes(g: Group) -> dict[int, Dim]:
+    """Bytes of a row of those arguments of a fused kernel that have rows; the rows of a flat one are elements."""
+    columns = 1 if g.flat else g.columns
+    strides = {i: dim_mul(columns if how == "full" else 1, a.dtype.nbytes)
+               for i, (a, how) in enumerate(g.inputs) if how in ("full", "col")}
+    for i, n in enumerate(g.outputs, len(g.inputs)):
+        one = not g.flat and n.type.count() == dim_mul(*g.lead)             # one value for each row
+        strides[i] = dim_mul(1 if one else columns, n.dtype.nbytes)
+    return strides
 
 
 def lower(f: Function, library: Library, build_group: Callable[[Group, str], Kernel], name: str) -> Region:

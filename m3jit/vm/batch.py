@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any, Callable
 
 from m3jit.errors import Deadlock, UserError
 from m3jit.vm.context import PARKED, READY, Context
+from m3jit.vm.native_batch import batched, can_batch
 from m3jit.vm.scheduler import describe_waits
 from m3jit.vm.stopping import TIMED_OUT
 from m3jit.vm.vm import VM
@@ -100,7 +102,7 @@ class Batch:
         self._lock = threading.Lock()                   # of the list
         self._stepping = threading.Lock()
         self._news = threading.Event()                  # somebody joined, or a waiting machine may go on
-        self.rounds = self.entries = self.shared_entries = 0
+        self.rounds = self.entries = self.shared_entries = self.launches = self.joined = 0
 
     @property
     def members(self) -> list[Member]:
@@ -151,8 +153,10 @@ class Batch:
 
     @property
     def stats(self) -> dict[str, int]:
-        """Counters: rounds; region entries of machines, and those of them that shared their region with others."""
-        return {"rounds": self.rounds, "entries": self.entries, "shared_entries": self.shared_entries}
+        """Counters: rounds; region entries of machines, and those of them made together with others; of these the
+        kernel launches made, and the launches saved because another machine's did their work too."""
+        return {"rounds": self.rounds, "entries": self.entries, "shared_entries": self.shared_entries,
+                "launches": self.launches, "joined_launches": self.joined}
 
     # -- a round ----------------------------------------------------------------------------------------------------
     def _advance(self, m: Member, parked: list[Member]) -> bool:
@@ -165,9 +169,38 @@ class Batch:
         return ran
 
     def _enter(self, parked: list[Member]) -> None:
-        self.entries += len(parked)
+        """Enter the regions that machines stand at, those at the same one together."""
+        groups: dict[Any, list[Member]] = {}
         for m in parked:
-            self._guarded(m, lambda m=m: m.enter_alone(m.parked()))
+            groups.setdefault(m.parked().parked.region, []).append(m)
+        self.entries += len(parked)
+        for region, members in groups.items():
+            if len(members) > 1 and can_batch(region) and self._enter_together(region, members):
+                continue
+            for m in members:
+                self._guarded(m, lambda m=m: m.enter_alone(m.parked()))
+
+    def _enter_together(self, region: Any, members: list[Member]) -> bool:
+        """False when there is no room for it; nothing was done then."""
+        contexts = [m.parked() for m in members]
+        together = batched(region)
+        began, before = time.perf_counter(), (together.items, together.joined)
+        with ExitStack() as locks:
+            for m in members:
+                locks.enter_context(m.vm._lock)
+            try:
+                left = together.run([c.parked for c in contexts])
+            except MemoryError:
+                return False
+        share = (time.perf_counter() - began) / len(members)
+        self.shared_entries += len(members)
+        self.launches += together.items - before[0]
+        self.joined += together.joined - before[1]
+        for m, ctx, (info, retired) in zip(members, contexts, left):
+            m.vm.seconds += share
+            ctx.parked.jit.count(region, retired)
+            self._guarded(m, lambda m=m, ctx=ctx, info=info, retired=retired: m.leave(ctx, info, retired))
+        return True
 
     def _guarded(self, m: Member, work: Callable[[], Any]) -> Any:
         """Do it under the machine's lock; an error ends the machine."""

@@ -212,9 +212,7 @@ class CompiledRegion:
         if number == self.region.abandon:
             return None, 0
         info = self.region.exits[number]
-        self._write_back(regs, info, frame, fresh, held.commits, syms)
-        if held.cells is not None:
-            held.cells.leave(regs, info.stores)
+        self._write_back(regs, info, frame, fresh, held, syms)
         return info, int(frame[FrameWord.RETIRED])
 
     def _results(self, syms: dict[Sym, int], given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
@@ -253,7 +251,7 @@ class CompiledRegion:
         return streams
 
     def _write_back(self, regs: Registers, info: ExitInfo, frame: np.ndarray, fresh: Mapping[int, np.ndarray],
-                    commits: dict[Any, KVStream], syms: dict[Sym, int]) -> None:
+                    held: "Held", syms: dict[Sym, int]) -> None:
         values: list[tuple[Any, Any]] = []
         lengths: dict[Any, dict[int, int]] = {}
         for s in info.stores:
@@ -279,8 +277,12 @@ class CompiledRegion:
             values.append((s.key, v))
         for k, v in values:
             regs.set(k, v)
-        for k, by_layer in lengths.items():
-            regs.set(k, commits[k].with_lengths(by_layer))
+        states = {k: held.commits[k].with_lengths(by_layer) for k, by_layer in lengths.items()}
+        if held.cells is not None:
+            states |= held.cells.leave(info.stores)
+        for k in self.region.function.states:            # in program order: new states get handles
+            if k in states:
+                regs.set(k, states[k])
 
 
 def appends_in_a_loop(f: Any) -> bool:

@@ -49,6 +49,8 @@ def test_machines_give_what_they_give_alone(models):
     members = [batch.add(vm) for vm, _ in made]
     batch.run()
     assert [m.error for m in members] == [None] * len(members) and all(m.ended for m in members)
+    stats = batch.stats                          # they really shared regions, and launches served several machines
+    assert stats["shared_entries"] > 30 and stats["joined_launches"] > stats["launches"] > 0
     for i, (vm, text) in enumerate(made):
         assert (text, state(vm)) == alone(models, PROMPTS[i], i)
 

@@ -39,9 +39,12 @@ def domain(n: Node) -> tuple[Dim, ...] | None:
 
 
 def access(operand: Node, shape: tuple[Dim, ...]) -> str | None:
-    """How an operand is read over an iteration shape; None = needs a materialised broadcast."""
+    """How an operand is read over an iteration shape; None = needs a materialised broadcast.
+
+    An operand of lower rank serves every row also where there is one row only: the rows of several contexts may become
+    one launch."""
     s = (1,) * (len(shape) - operand.rank) + tuple(operand.shape)
-    if s == shape:
+    if s == shape and (operand.rank == len(shape) or shape[-1] == 1):
         return "full"
     if all(d == 1 for d in s):
         return "one"

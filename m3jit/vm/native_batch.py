@@ -1,0 +1,118 @@
+"""Entering a compiled region with several contexts at once.
+
+Every temporary and every result is laid out context behind context without gaps, so that launches over rows of
+neighbouring contexts are launches over the rows of all of them (`m3jit.backends.cpu.batch_region`).  What a context
+brings and takes is bound as for a context alone.
+"""
+from __future__ import annotations
+
+import threading
+from typing import Any, Sequence
+
+import numpy as np
+
+from m3jit.ir.lower import ExitInfo
+from m3jit.ir.tensor import Sym, eval_dim
+from m3jit.vm.native import ALIGN, CompiledRegion, Held, new_array, stored_shape
+
+MAX_LAYOUTS = 16
+
+
+class Layout:
+    """Frames of some contexts with everything that depends on their dimensions alone, and their arena."""
+
+    def __init__(self, region: CompiledRegion, native: Any, syms: Sequence[dict[Sym, int]]):
+        r, n = region.region, len(syms)
+        self.frames = np.zeros((n, native.words), np.int64)
+        for word, d in r.dims:
+            self.frames[:, word] = [eval_dim(d, s) for s in syms]
+        sizes = np.array([[eval_dim(s.nbytes, k) for k in syms] for s in r.slots], np.int64).reshape(len(r.slots), n)
+        room = -(-sizes.sum(axis=1) // ALIGN) * ALIGN
+        self.arena = new_array([int(room.sum()) + ALIGN], np.uint8)
+        starts = -(-self.arena.ctypes.data // ALIGN) * ALIGN + np.cumsum(room) - room
+        for slot, start, size in zip(r.slots, starts, sizes):
+            self.frames[:, slot.word] = start + np.cumsum(size) - size
+        for word, address in region._weights():
+            self.frames[:, word] = address
+        self.results = []                        # word, element type, first element of each context, elements
+        for word, t in r.outputs:
+            counts = [int(np.prod(stored_shape(t, s), dtype=np.int64)) for s in syms]
+            firsts = np.cumsum([0, *counts])
+            self.results.append((word, np.dtype(t.dtype.storage), firsts, int(firsts[-1])))
+        self.call = native.bind(self.frames, region.nthreads)
+
+    def fresh(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """New memory for the results of all contexts: word -> (one array, first element of each context)."""
+        out = {}
+        for word, dtype, firsts, count in self.results:
+            a = new_array([count], dtype)
+            self.frames[:, word] = a.__array_interface__["data"][0] + firsts[:-1] * dtype.itemsize
+            out[word] = (a, firsts)
+        return out
+
+
+class _Share:
+    """The results of one context: word -> its part of the array."""
+    __slots__ = ("arrays", "context")
+
+    def __init__(self, arrays: dict[int, tuple[np.ndarray, np.ndarray]], context: int):
+        self.arrays, self.context = arrays, context
+
+    def __getitem__(self, word: int) -> np.ndarray:
+        a, firsts = self.arrays[word]
+        return a[firsts[self.context]:firsts[self.context + 1]]
+
+
+class BatchedRegion:
+    """A compiled region for several contexts.  `items`: launches made; `joined`: those another context's served."""
+
+    def __init__(self, compiled: CompiledRegion):
+        self.compiled = compiled
+        self.native = compiled.native.engine.batch(compiled.region.plan)
+        self.layouts: dict[tuple, Layout] = {}
+        self.lock = threading.Lock()
+        self.items = self.joined = 0
+
+    def run(self, entries: Sequence[Any]) -> list[tuple[ExitInfo | None, int]]:
+        """Enter with `entries` (m3jit.vm.jit.Parked); for each what `CompiledRegion.run` gives.
+
+        MemoryError: nothing was done."""
+        c = self.compiled
+        commits = [c._reserve(e.regs, e.syms) if c.region.kv else {} for e in entries]
+        with self.lock:
+            layout = self._layout([e.syms for e in entries])
+            fresh = layout.fresh()
+            held: list[Held] = [c.fill(frame, e.regs, k, e.jit.stop_address, e.budget)
+                                for frame, e, k in zip(layout.frames, entries, commits)]
+            before = layout.call.launches
+            layout.call()
+            after = layout.call.launches
+            self.items += after[0] - before[0]
+            self.joined += after[1] - before[1]
+            return [c.leave(frame, e.regs, _Share(fresh, i), h, e.syms)
+                    for i, (frame, e, h) in enumerate(zip(layout.frames, entries, held))]
+
+    def _layout(self, syms: list[dict[Sym, int]]) -> Layout:
+        """The layout for these dimensions; the newest few are kept."""
+        key = tuple(tuple(s.values()) for s in syms)
+        layout = self.layouts.pop(key, None)
+        if layout is None:
+            layout = Layout(self.compiled, self.native, syms)
+        self.layouts[key] = layout
+        while len(self.layouts) > MAX_LAYOUTS:
+            del self.layouts[next(iter(self.layouts))]
+        return layout
+
+
+def can_batch(compiled: CompiledRegion) -> bool:
+    """Is there code for several contexts of this region's backend?"""
+    return hasattr(getattr(compiled.native, "engine", None), "batch")
+
+
+def batched(compiled: CompiledRegion) -> BatchedRegion:
+    """The region for several contexts; compiled on first use."""
+    if compiled.together is None:
+        with compiled.lock:
+            if compiled.together is None:
+                compiled.together = BatchedRegion(compiled)
+    return compiled.together
