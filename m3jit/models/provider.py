@@ -67,10 +67,10 @@ class SourceModel:
             raw = self.file.tensor_bytes(name)
             key = f"{self.file.content_hash}/{name}"
             shape = tuple(info.shape)
-            if dtype.is_block:
             if kind == "F64":
                 with np.errstate(over="ignore"):
                     raw = raw.view("<f8").astype("<f4").view(np.uint8)
+            if dtype.is_block:
                 self._tensors[name] = Tensor.blocks(dtype, shape, raw, key)
             else:
                 self._tensors[name] = Tensor(dtype, shape, raw.view(dtype.numpy).reshape(shape), key)
