@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import functools
+import math
+import os
 from typing import Any, Callable
 
 import click
 
 from m3jit.cli.options import Finite, UsageError
 
-NAMES = ("max_tokens", "temp", "top_k", "top_p", "min_p", "repeat_penalty")
+NAMES = ("max_tokens", "temp", "top_k", "top_p", "min_p", "repeat_penalty", "kv_type", "lora")
 TEMPERATURE = 0.8
 MAX_TOKENS, MAX_TOP_K = 2 ** 31 - 1, 2 ** 16 - 1
 MAX_TEMPERATURE, MIN_PENALTY, MAX_PENALTY = 1e6, 1e-6, 1e6
@@ -27,10 +29,14 @@ def sampling_options(function: Callable) -> Callable:
                   help="Drop tokens less likely than P times the likeliest [0.05].")
     @click.option("--repeat-penalty", type=Finite(MIN_PENALTY, MAX_PENALTY), metavar="X",
                   help="Weaken recent tokens by X; 1: not at all [1].")
+    @click.option("--kv-type", type=click.Choice(("f16", "bf16", "q8_0", "f32"), case_sensitive=False),
+                  help="How keys and values of the text so far are stored [f16].")
+    @click.option("--lora", multiple=True, metavar="FILE[:SCALE]",
+                  help="Apply a low-rank adapter, SCALE times [1]. Repeated: all of them.")
     @functools.wraps(function)
     def wrapped(**options: Any) -> Any:
         given = {name: options.pop(name) for name in NAMES}
-        return function(sampling={name: value for name, value in given.items() if value is not None}, **options)
+        return function(sampling={name: value for name, value in given.items() if value not in (None, ())}, **options)
     return wrapped
 
 
@@ -38,7 +44,25 @@ def model_options(sampling: dict[str, Any], **more: Any) -> Any:
     """The `Options` of a model's program."""
     from m3jit.models.program import Options
     values = {_GIVEN.get(name, name): value for name, value in {"temp": TEMPERATURE, **sampling}.items()}
+    if "kv_type" in values:
+        values["kv_type"] = values["kv_type"].upper()
+    values["adapters"] = tuple(map(_adapter, values.pop("lora", ())))
     return Options(**values, **more)
+
+
+def _adapter(text: str) -> Any:
+    """The adapter that `--lora FILE[:SCALE]` means."""
+    from m3jit.models.provider import Models
+    file, colon, scale = text.rpartition(":")
+    if not colon or os.path.exists(text):
+        return Models().adapter(text)
+    try:
+        factor = float(scale)
+    except ValueError:
+        return Models().adapter(text)
+    if not math.isfinite(factor):
+        raise UsageError(f"--lora {text}: {scale} is no finite number; expected FILE or FILE:SCALE")
+    return Models().adapter(file, factor)
 
 
 def refuse_for_programs(sampling: dict[str, Any], name: str, others: dict[str, bool]) -> None:

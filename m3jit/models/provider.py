@@ -10,6 +10,7 @@ import numpy as np
 from m3jit.errors import UserError
 from m3jit.isa.types import DTYPES, F32, Tensor
 from m3jit.models import store
+from m3jit.models.adapters import Adapter, is_adapter
 from m3jit.models.architectures import ARCHITECTURES, EMBEDDERS
 from m3jit.models.folder_tokenizer import FolderTokenizer
 from m3jit.models.gguf_shards import open_gguf
@@ -134,8 +135,19 @@ class Models:
                 raise UserError(f"{path}: has weight matrices of {', '.join(sorted(types))}, QUANT={quant} was asked for")
         return model
 
+    def adapter(self, reference: str, scale: float = 1.0) -> Adapter:
+        """The low-rank adapter in a file, for `Options.adapters`; whether it fits a model is checked with that."""
+        model = self.load(reference)
+        if not is_adapter(model.file):
+            raise ModelFileError(model.path, "is no adapter", item="metadata key 'general.type'", expected="'adapter'",
+                                 remedy="A model file is run as it is.")
+        return Adapter(model.file, str(model.path.resolve()), scale)
+
     def assembly(self, model: SourceModel, reference: str | None = None, options: Options | None = None) -> str:
         """The model as assembly text."""
+        if is_adapter(model.file):
+            raise ModelFileError(model.path, "is an adapter, no model", item="metadata key 'general.type'",
+                                 remedy="Run the model it was made for, with --lora for this file.")
         make = ARCHITECTURES.get(model.architecture)
         if make is None:
             raise ModelFileError(model.path, f"is {model.architecture!r}", item="metadata key 'general.architecture'",

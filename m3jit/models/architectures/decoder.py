@@ -104,8 +104,7 @@ class Decoder:
     # Lines.
 
     def embed(self, w: Writer) -> None:
-        w.weight("rW", "token_embd.weight")
-        w("EMBED rX, rIds, rW")
+        w.embedding("rX")
 
     def layer(self, w: Writer, i: int) -> None:
         """x += attention(norm x); x += ffn(norm x)."""
@@ -124,7 +123,7 @@ class Decoder:
         self.norm_queries_keys(w, i)
         self.rotate(w, "rQ", self.heads, i, factors)
         self.rotate(w, "rK", self.kv_heads, i, factors)
-        options = ["CAUSAL"]
+        options = ["CAUSAL"] + ([f"KV_TYPE={w.options.kv_type}"] if w.options.kv_type != "F16" else [])
         scale = self.score_scale
         if self.rotation.magnitude != 1 and self.rotation.rotary == self.head_dim:
             scale = (scale or 1 / math.sqrt(self.head_dim)) * self.rotation.magnitude**2

@@ -1,0 +1,156 @@
+"""Low-rank adapters of models: llama.cpp's stored logits with them, the same bytes everywhere, files that do not fit."""
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from m3jit.models.model_error import ModelFileError
+from m3jit.models.program import Options
+from m3jit.models.provider import Models
+from tests.cli.command import call
+from tests.models.test_llama import generate, register_of
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_tiny_adapters as tiny_adapters  # noqa: E402  (found through the path set above)
+import make_tiny_architectures as tiny_models  # noqa: E402
+from make_tiny_models import sha256  # noqa: E402
+
+ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/tiny_adapters.json.gz").read_bytes()))
+PROMPT = ORACLE["prompt"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapters")
+
+
+def with_adapters(name: str, folder: Path) -> tuple[Path, tuple]:
+    """The model of a case and its adapters."""
+    model, wanted = tiny_adapters.CASES[name]
+    models = Models()
+    return tiny_models.build(folder, model), tuple(
+        models.adapter(str(tiny_adapters.build(folder, adapter)), scale) for adapter, scale in wanted)
+
+
+@pytest.mark.parametrize("name", tiny_adapters.CASES)
+def test_logits_and_tokens_against_llama_cpp(name, folder):
+    """As near to the unrounded model as llama.cpp is (see test_architectures.py)."""
+    row = ORACLE["cases"][name]
+    path, adapters = with_adapters(name, folder)
+    for adapter, digest in row["sha256"].items():
+        assert sha256(tiny_adapters.build(folder, adapter)) == digest, "the peer ran another file"
+    tokens, _, vm = generate(path, "cpu", prompt=PROMPT, tokens=len(row["tokens"]), adapters=adapters)
+    _, _, first = generate(path, "cpu", prompt=PROMPT, tokens=1, adapters=adapters)
+    logits = first.get("rLogits").data.ravel()
+    own = np.abs(logits - np.array(row["exact_logits"]))
+    apart = np.abs(logits - np.array(row["logits"]))
+    most = max(row["max_error"], np.abs(np.array(row["logits"]) - np.array(row["exact_logits"])).max())
+    print(f"\n{name}: error {own.max():.4f}, llama.cpp's {most:.4f}, apart {apart.max():.4f}")
+    assert own.max() <= 1.5 * most and apart.max() <= own.max() + most
+    stop = next((i for i, margin in enumerate(row["margin"]) if margin <= most), len(row["margin"]))
+    assert tokens[:stop] == row["tokens"][:stop]
+    _, _, plain = generate(path, "cpu", prompt=PROMPT, tokens=1)
+    assert np.abs(plain.get("rLogits").data.ravel() - logits).max() > 10 * most, "the adapters change nothing"
+
+
+def test_same_bytes_everywhere(folder):
+    path, adapters = with_adapters("two", folder)
+    logits = register_of(path, "rLogits")
+    tokens, registers, _ = generate(path, "interpreter", prompt=PROMPT, tokens=2, adapters=adapters)
+    for backend, threads in (("cpu:native", 1), ("cpu:avx2", 2), ("cpu:baseline", 2)):
+        found, others, _ = generate(path, backend, prompt=PROMPT, tokens=2, threads=threads, adapters=adapters)
+        assert found == tokens and others == registers, (backend, threads)
+    for chunk in (1, 7, len(PROMPT)):
+        found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=2, chunk=chunk, adapters=adapters)
+        assert found == tokens and others[logits] == registers[logits], chunk
+
+
+def test_a_scale_of_0_changes_no_bit(folder):
+    path, (adapter,) = with_adapters("one", folder)
+    zero = (type(adapter)(adapter.source, adapter.reference, 0.0),)
+    _, _, plain = generate(path, "cpu", prompt=PROMPT, tokens=1)
+    _, _, vm = generate(path, "cpu", prompt=PROMPT, tokens=1, adapters=zero)
+    assert vm.get("rLogits").data.tobytes() == plain.get("rLogits").data.tobytes()
+
+
+def test_the_command_line_applies_adapters(folder, capfd):
+    path = tiny_models.build(folder, "qwen2/F32")
+    lora = tiny_adapters.build(folder, "all")
+    shared = ["run", str(path), "-p", "th", "-n", "6", "--temp", "0"]
+
+    def text(*more: str) -> str:
+        done = call(capfd, *shared, *more)
+        assert done.code == 0, done
+        return done.out
+    plain = text()
+    assert text("--lora", str(lora)) != plain
+    assert text("--lora", f"{lora}:0") == plain and text("--lora", f"{lora}:0.0", "--lora", f"{lora}:0") == plain
+    assert text("--kv-type", "bf16") and text("--kv-type", "Q8_0")
+    done = call(capfd, *shared, "--lora", f"{lora}:inf")
+    assert done.code == 2 and "inf is no finite number; expected FILE or FILE:SCALE" in done.err
+    done = call(capfd, *shared, "--lora", f"{lora}x:1")
+    assert done.code == 1 and "lora-all.ggufx" in done.err
+
+
+def write(path: Path, tensors: dict[str, tuple[int, ...]], keys: dict[str, str | float]) -> Path:
+    writer = gguf.GGUFWriter(path, str(keys.pop("general.architecture", "qwen2")))
+    for key, value in {"general.type": "adapter", "adapter.type": "lora", **keys}.items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_string)(key, value)
+    for name, shape in tensors.items():
+        writer.add_tensor(name, np.zeros(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+Q = "blk.0.attn_q.weight"
+
+
+@pytest.mark.parametrize("tensors, keys, message", [
+    ({Q + ".lora_a": (4, 128), Q + ".lora_b": (256, 4)}, {},
+     r"'blk.0.attn_q.weight.lora_a': has shape \[4, 128\]; expected shape \[4, 256\], for blk.0.attn_q.weight"),
+    ({Q + ".lora_a": (4, 256), Q + ".lora_b": (256, 5)}, {}, r"lora_b': has shape \[256, 5\]; expected shape \[256, 4\]"),
+    ({Q + ".lora_a": (4, 256)}, {}, "has no partner 'blk.0.attn_q.weight.lora_b'"),
+    ({"blk.0.attn_norm.weight": (256,)}, {}, r"belongs to no pair; expected names that end in .lora_a and .lora_b"),
+    ({"blk.9.attn_q.weight.lora_a": (4, 256), "blk.9.attn_q.weight.lora_b": (256, 4)}, {},
+     r"is for tensor 'blk.9.attn_q.weight', which .* does not have; expected an adapter made for this model"),
+    ({"token_embd.weight.lora_a": (4, 256), "token_embd.weight.lora_b": (272, 4)}, {},
+     r"lora_a': has shape \[4, 256\]; expected shape \[272, 256\]"),
+    ({"output_norm.weight.lora_a": (4, 256), "output_norm.weight.lora_b": (256, 4)}, {}, r"a tensor of shape \[256\]"),
+    ({}, {"general.architecture": "llama"}, "'general.architecture': is 'llama'; expected 'qwen2'"),
+    ({}, {"adapter.type": "control_vector"}, "'adapter.type': is 'control_vector'; expected 'lora'"),
+    ({}, {"adapter.alora.invocation_tokens": "1"}, "expected an adapter that applies to every token"),
+])
+def test_adapters_that_do_not_fit_are_refused(tensors, keys, message, folder, tmp_path):
+    models, model = Models(), str(tiny_models.build(folder, "qwen2/F32"))
+    adapter = models.adapter(str(write(tmp_path / "lora.gguf", tensors, dict(keys))))
+    with pytest.raises(ModelFileError, match=message):
+        models.assembly(models.load(model), options=Options(adapters=(adapter,)))
+
+
+def test_pairs_that_a_program_cannot_apply_are_refused(folder, tmp_path):
+    """Tied embeddings are also the output matrix, whose adapter would need the pair the other way round."""
+    models, model = Models(), str(tiny_models.build(folder, "qwen3/F32"))
+    pair = {"token_embd.weight.lora_a": (272, 4), "token_embd.weight.lora_b": (256, 4)}
+    adapter = models.adapter(str(write(tmp_path / "lora.gguf", pair, {"general.architecture": "qwen3"})))
+    with pytest.raises(ModelFileError, match="is for the embeddings, which are also the output matrix"):
+        models.assembly(models.load(model), options=Options(adapters=(adapter,)))
+
+
+def test_models_and_adapters_are_not_confused(folder):
+    models = Models()
+    adapter, model = tiny_adapters.build(folder, "all"), tiny_models.build(folder, "qwen2/F32")
+    with pytest.raises(ModelFileError, match="is an adapter, no model. Run the model it was made for, with --lora"):
+        models.assembly(models.load(str(adapter)))
+    with pytest.raises(ModelFileError, match="is no adapter; expected 'adapter'"):
+        models.adapter(str(model))
