@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import threading
 from dataclasses import dataclass, replace
 from typing import Any, Iterator, Mapping, Sequence, Union
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from m3jit.api.generated import FinishReason, GeneratedText, Piece, Usage
 from m3jit.api.stop_strings import check_stops
-from m3jit.errors import Interrupted, UserError, brief
+from m3jit.errors import Interrupted, UnsupportedError, UserError, brief
 from m3jit.models import grammar as grammars
 from m3jit.models import hosted
 from m3jit.models.grammar import Grammar
@@ -81,8 +82,11 @@ def _whole(name: str, value: Any, low: int, high: int, optional: bool = False) -
 class LanguageModel:
     """A model that generates text; made by `load_model`.  Its methods may be called from any thread."""
 
-    def __init__(self, reference: str, models: Models, backend: str, threads: int | None):
+    def __init__(self, reference: str, models: Models, backend: str = "auto", threads: int | None = None,
+                 limit: int | None = None, chat_template: str | None = None):
+        _whole("context", limit, 1, LARGEST, optional=True)
         self.reference, self._models, self._backend, self._threads = reference, models, backend, threads
+        self.limit, self._template_text, self._template_lock = limit, chat_template, threading.Lock()
         self.model = models.load(reference)
         self._program = functools.lru_cache(maxsize=8)(self._compile)
 
@@ -116,12 +120,30 @@ class LanguageModel:
         """The text of token ids."""
         return self.model.tokenizer.decode(tokens)
 
-    def prompt_tokens(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or checked ids.
+    @functools.cached_property
+    def _template(self) -> Any:
+        try:
+            from m3jit.models.chat_template import ChatTemplate
+            return ChatTemplate(self.model.tokenizer, self._template_text)
+        except ImportError as error:
+            raise UnsupportedError(f"chat messages need {error.name}, which fills a model's chat template: "
+                                   "pip install 'm3jit[chat]'") from None
 
-        UserError: an empty prompt, or ids outside the vocabulary."""
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> list[int]:
+        """Token ids of a conversation in the model's chat template (`ChatTemplate.tokens`: tools=, variables).
+
+        UserError: no template, or messages it refuses; UnsupportedError: jinja2 is missing."""
+        with self._template_lock:                      # a template being filled keeps notes in itself
+            return list(self._template.tokens(messages, **more))
+
+    def prompt_tokens(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, of chat messages, or checked ids.
+
+        UserError: an empty prompt, ids outside the vocabulary, or messages that `chat_tokens` refuses."""
         if isinstance(prompt, str):
             ids = self.encode(prompt)
+        elif len(prompt) and isinstance(prompt[0], Mapping):
+            ids = self.chat_tokens(prompt)             # type: ignore[arg-type]
         else:
             ids = [int(t) for t in prompt if isinstance(t, (int, np.integer)) and not isinstance(t, bool)]
             if len(ids) != len(prompt):
@@ -148,10 +170,7 @@ class LanguageModel:
 
     def start(self, ids: Sequence[int], settings: Settings) -> GeneratedText:
         """A machine that is ready to run: its sinks are attached, its registers set.  Raises as `generate`."""
-        s = settings.checked()
-        context = self.context if s.context is None else min(s.context, self.context)
-        self.check_length(len(ids), context)
-        matcher = self._grammars.matcher(s.grammar) if s.grammar is not None else None
+        s, context, matcher = self.check(len(ids), settings)
         seed = DEFAULT_SEED if s.seed is None else (int(s.seed) + 2 ** 63) % 2 ** 64 - 2 ** 63
         vm = VM(self._program(float(s.repeat_penalty)), self._backend, self._threads, models=self._models, files=None,
                 seed=seed, extensions=grammars.registry(matcher))
@@ -166,13 +185,18 @@ class LanguageModel:
         vm.push_input(np.array(ids, np.int64))
         return text
 
-    def check_length(self, tokens: int, context: int | None = None) -> None:
-        """UserError: a prompt of so many tokens does not fit."""
-        limit = self.context if context is None else context
+    def check(self, tokens: int, settings: Settings) -> tuple[Settings, int, grammars.Matcher | None]:
+        """(checked settings, positions that may be used, the grammar at its start) for a prompt of so many tokens.
+
+        UserError: a setting out of range, a prompt that does not fit, a grammar that is wrong."""
+        s = settings.checked()
+        most = self.context if self.limit is None else min(self.limit, self.context)
+        limit = most if s.context is None else min(s.context, most)
         if tokens > limit:
             raise UserError(f"the prompt has {tokens} tokens, the context {limit}"
                             + (f" (of the model's {self.context})" if limit < self.context else "")
                             + "; shorten the prompt" + (", or allow more context" if limit < self.context else ""))
+        return s, limit, self._grammars.matcher(s.grammar) if s.grammar is not None else None
 
 
 class Generation:
@@ -230,12 +254,13 @@ class Generation:
         return self.text
 
 
-def load_model(reference: str | os.PathLike = "default", *, backend: str = "auto",
-               threads: int | None = None) -> LanguageModel:
+def load_model(reference: str | os.PathLike = "default", *, backend: str = "auto", threads: int | None = None,
+               context: int | None = None, chat_template: str | None = None) -> LanguageModel:
     """A language model by the path of its file or the name it was obtained under; "default": the embedded one.
 
-    backend, threads: as `m3jit.VM`; they never change what is generated.  Raises UserError (no such model) or
+    backend, threads: as `m3jit.VM`; they never change what is generated.  context: positions a text may use (None: all
+    the model has).  chat_template: jinja2 text in place of the model's own.  Raises UserError (no such model) or
     ModelFileError (it cannot be run)."""
-    model = LanguageModel(os.fspath(reference), Models(), backend, threads)
+    model = LanguageModel(os.fspath(reference), Models(), backend, threads, context, chat_template)
     model._program(1.0)                                # what is wrong with the file is said now
     return model

@@ -10,6 +10,8 @@ MOST, LONGEST = 16, 1024            # stop strings of a request; characters of o
 
 def check_stops(stops: str | Sequence[str] | None) -> tuple[str, ...]:
     """The stop strings as a tuple.  UserError: too many, an empty one, or one that is no text."""
+    if not isinstance(stops, (str, list, tuple, type(None))):
+        raise UserError(f"stop: a string or a list of strings is expected, got {stops!r:.60}")
     found = (stops,) if isinstance(stops, str) else tuple(stops or ())
     if len(found) > MOST:
         raise UserError(f"stop: {len(found)} strings; at most {MOST}")

@@ -7,6 +7,7 @@ The grammar's state is the extension's state, a root value of the context: FORK,
 """
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +61,9 @@ class TokenGrammars:
         self.vocabulary = vocabulary
         self._library = library()
         self._tokenizer = _library_tokenizer(self._library, tokenizer, vocabulary)
+        self.matcher = functools.lru_cache(maxsize=64)(self._matcher)
 
-    def matcher(self, grammar: Grammar) -> "Matcher":
+    def _matcher(self, grammar: Grammar) -> "Matcher":
         """The grammar at its start.  UserError says what is wrong with it."""
         text = self._source(grammar)
         wrong = self._library.LLMatcher.validate_grammar(text, self._tokenizer)

@@ -1,0 +1,58 @@
+"""`m3jit serve`."""
+from __future__ import annotations
+
+import os
+
+import click
+
+from m3jit.cli.options import Finite, Size, UsageError
+
+
+@click.command(epilog="GET /health and /metrics say how it is. SIGTERM or Ctrl-C ends it in good order.")
+@click.argument("model", default="default")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
+              help="Where to listen; 0.0.0.0: on every network of this machine.")
+@click.option("--port", "-p", type=click.IntRange(0, 65535), metavar="N", default=8080, show_default=True,
+              help="0: a free one, which is printed.")
+@click.option("--name", "names", multiple=True, metavar="NAME", help="Name clients know the model by [MODEL]; repeated: all of them.")
+@click.option("--api-key", "keys", multiple=True, metavar="KEY", envvar="M3JIT_API_KEY",
+              help="Let only clients with this key in (also from the environment: M3JIT_API_KEY).")
+@click.option("--batch", type=click.IntRange(1, 1024), metavar="N", default=16, show_default=True,
+              help="Texts that are generated at once.")
+@click.option("--queue", type=click.IntRange(0, 100_000), metavar="N", default=64, show_default=True,
+              help="Texts that may wait; more are refused with status 429.")
+@click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens of a prompt and its text [the model's].")
+@click.option("--chat-template", metavar="FILE", help="A jinja2 template in place of the model's.")
+@click.option("--max-body", type=Size(), metavar="SIZE", default="4M", show_default=True, help="Largest request.")
+@click.option("--drain", type=Finite(0, 86400), metavar="SECONDS", default=10, show_default=True,
+              help="How long the end waits for texts that are being generated.")
+@click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
+def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[str, ...], batch: int, queue: int,
+          context: int | None, chat_template: str | None, max_body: int, drain: float, threads: int | None,
+          backend: str) -> int:
+    """Serve MODEL (a file, a name, or the embedded default) over HTTP, as OpenAI's clients expect it."""
+    from m3jit.api.generation import load_model
+    from m3jit.cli.terminal import note
+    from m3jit.serve.server import Server, needs_libraries
+    needs_libraries()
+    if any(not key for key in keys):
+        raise UsageError("--api-key: is empty")
+    from m3jit.serve.app import Limits
+    loaded = load_model(model, backend=backend, threads=threads, context=context, chat_template=_read(chat_template))
+    server = Server(loaded, names or (os.path.basename(model),), host=host, port=port, batch=batch, queue=queue,
+                    limits=Limits(keys, max_body, drain))
+    note(f"serving {loaded.name} at {server.url}/v1")
+    try:
+        server.run()
+    except (KeyboardInterrupt, SystemExit):            # uvicorn raises its signals again when it has ended
+        pass
+    note("stopped")
+    return 0
+
+
+def _read(path: str | None) -> str | None:
+    if path is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        return file.read()

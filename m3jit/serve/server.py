@@ -1,0 +1,75 @@
+"""Runs the application: a socket, uvicorn, and an end in good order."""
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any, Callable, Sequence
+
+from m3jit.api.generation import LanguageModel
+from m3jit.errors import UnsupportedError, UserError
+from m3jit.serve.engine import Engine
+
+BACKLOG = 2048
+
+
+def needs_libraries() -> None:
+    """UnsupportedError when the extra `serve` is not installed."""
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError(f"m3jit serve needs {error.name}: pip install 'm3jit[serve]'") from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections; port 0: a free one.  UserError: the address cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(BACKLOG)
+        return found
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another --host or --port") from None
+
+
+class Server:
+    """A server that runs until it is stopped: by a signal when it runs in the main thread, or by `stop`."""
+
+    def __init__(self, model: LanguageModel, names: Sequence[str], *, host: str = "127.0.0.1", port: int = 8080,
+                 batch: int = 16, queue: int = 64, limits: Any = None):
+        needs_libraries()
+        import uvicorn
+        from m3jit.serve.app import Limits, application
+        limits = limits or Limits()
+        self.socket = listen(host, port)
+        self.host, self.port = self.socket.getsockname()[:2]
+        self.engine = Engine(model, batch, queue)
+        app = application(model, self.engine, names, limits)
+        self._uvicorn = uvicorn.Server(uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=max(1, round(limits.drain)),
+            server_header=False, backlog=BACKLOG))
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    def run(self) -> None:
+        """Serve; returns when it was stopped and every text has ended or was cancelled."""
+        try:
+            self._uvicorn.run(sockets=[self.socket])
+        finally:
+            self.engine.close()
+            self.socket.close()
+
+    def start(self) -> Callable[[], None]:
+        """Serve in a thread of its own; what is returned stops it and waits for its end."""
+        thread = threading.Thread(target=self.run, name="m3jit server", daemon=True)
+        thread.start()
+
+        def stop() -> None:
+            self._uvicorn.should_exit = True
+            thread.join()
+        return stop

@@ -1,0 +1,143 @@
+"""A server in this process for tests, plain HTTP to it, and a gate for its engine."""
+from __future__ import annotations
+
+import gc
+import http.client
+import json
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator
+
+from m3jit.api.generation import LanguageModel, load_model
+from m3jit.serve.app import Limits
+from m3jit.serve.server import Server
+
+TEMPLATE = "{% for t in tools or [] %}tool {{ t.function.name }}\n{% endfor %}" \
+           "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+CHAT = "/v1/chat/completions"
+PLAIN = "/v1/completions"
+
+
+def language_model() -> LanguageModel:
+    """The embedded model with a chat template."""
+    return load_model("default", threads=1, chat_template=TEMPLATE)
+
+
+def chat_body(text: str = "Hello", **more: Any) -> dict[str, Any]:
+    return {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": 12, "temperature": 0, **more}
+
+
+class Running:
+    """A running server; every machine it makes is watched, to see that none stays."""
+
+    def __init__(self, model: LanguageModel, **options: Any):
+        self.model = model
+        self.server = Server(model, ["default"], port=0, **options)
+        self.engine, self.port = self.server.engine, self.server.port
+        self.machines: list[weakref.ref] = []
+        start = model.start
+
+        def watched(ids: Any, settings: Any) -> Any:
+            text = start(ids, settings)
+            self.machines.append(weakref.ref(text.vm))
+            return text
+        self.engine.model = _With(model, start=watched)
+        self.stop = self.server.start()
+
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """(status, headers, body)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+            connection.request(method, path, data, {"Content-Type": "application/json", **headers})
+            response = connection.getresponse()
+            return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        status, _, data = self.request("POST", path, body, **headers)
+        return status, json.loads(data)
+
+    def text(self, **body: Any) -> str:
+        """The text of a plain completion."""
+        status, found = self.post(PLAIN, {"model": "default", "prompt": "She had been", "max_tokens": 16, **body})
+        assert status == 200, found
+        return found["choices"][0]["text"]
+
+    def open_stream(self, path: str, body: Any) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """A streaming request; its first event has not been read."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("POST", path, json.dumps({**body, "stream": True}).encode())
+        return connection, connection.getresponse()
+
+    def idle(self) -> bool:
+        return self.engine.active == self.engine.waiting == 0
+
+    def nothing_left(self) -> bool:
+        """No text is generated or waits, and no machine is held by anybody."""
+        if not self.idle():
+            return False
+        gc.collect()
+        return not any(machine() is not None for machine in self.machines)
+
+    def metric(self, name: str) -> float:
+        """The value of a line of /metrics."""
+        text = self.request("GET", "/metrics")[2].decode()
+        return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+class _With:
+    """An object with some attributes replaced."""
+
+    def __init__(self, inner: Any, **replaced: Any):
+        self._inner = inner
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether it comes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@contextmanager
+def running(model: LanguageModel, *, keys: tuple[str, ...] = (), body: int = 1 << 20, drain: float = 30.0,
+            **options: Any) -> Iterator[Running]:
+    found = Running(model, limits=Limits(keys, body, drain), **options)
+    try:
+        yield found
+    finally:
+        if hasattr(found.engine, "gate"):
+            found.engine.gate.release()
+        found.stop()
+
+
+class Gate:
+    """Lets an engine make rounds only when told to; texts join and are handed over meanwhile."""
+
+    def __init__(self, engine: Any):
+        self.engine, self.permits, self.open = engine, threading.Semaphore(0), False
+        step = engine._batch.step
+
+        def gated() -> bool:
+            return (self.open or self.permits.acquire(timeout=0.005)) and step()
+        engine._batch.step = gated
+        engine.gate = self
+
+    def rounds(self, n: int) -> None:
+        """Allow so many more."""
+        self.permits.release(n)
+
+    def release(self) -> None:
+        """Allow all."""
+        self.open = True

@@ -1,0 +1,68 @@
+"""`m3jit serve` as a process: what it says, SIGTERM, and wrong usage."""
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.command import call, environment
+
+pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+
+
+@pytest.fixture
+def process(tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    found = subprocess.Popen([sys.executable, "-m", "m3jit", "serve", "default", "--port", "0", "--name", "austen", "--threads", "1",
+                              "--chat-template", str(template), "--drain", "30"], stderr=subprocess.PIPE, text=True,
+                             env=environment(M3JIT_API_KEY="secret"))
+    yield found
+    found.kill()
+    found.wait()
+    found.stderr.close()
+
+
+def test_it_serves_until_it_is_told_to_stop(process):
+    said = process.stderr.readline()
+    address = re.search(r"at http://127\.0\.0\.1:(\d+)/v1$", said.strip())
+    assert address, said
+    connection = http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=60)
+    body = {"model": "austen", "messages": [{"role": "user", "content": "She had"}], "max_tokens": 60, "stream": True}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": "Bearer secret"})
+    response = connection.getresponse()
+    assert response.status == 200 and response.readline().startswith(b"data: ")
+    process.send_signal(signal.SIGTERM)
+    rest = response.read()
+    assert rest.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in rest, "the text was to be completed"
+    connection.close()
+    assert process.wait(60) == 0 and process.stderr.read().splitlines()[-1] == "stopped"
+
+
+def test_a_port_that_is_taken(capfd):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, said = call(capfd, "serve", "--port", str(port))
+        assert code == 1 and f"cannot listen on 127.0.0.1:{port}: Address already in use" in said and "--port" in said
+
+
+@pytest.mark.parametrize("arguments, code, message", [
+    (["--api-key", ""], 2, "--api-key: is empty"), (["--port", "70000"], 2, "--port"), (["no-such-model"], 1, "no such file"),
+    (["--chat-template", "no-such-file"], 1, "no-such-file: No such file"), (["--host", "no.such.host.invalid"], 1, "cannot listen on")])
+def test_wrong_usage(capfd, arguments, code, message):
+    found, _, said = call(capfd, "serve", *arguments)
+    assert found == code and message in said
+
+
+def test_without_the_libraries(capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    code, _, said = call(capfd, "serve")
+    assert code == 6 and "pip install 'm3jit[serve]'" in said

@@ -1,0 +1,461 @@
+"""The server over a real socket: chats and completions, whole and streamed, many at once, and clients that go away."""
+from __future__ import annotations
+
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra `serve` is not installed")
+pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+
+from m3jit.serve.engine import Engine  # noqa: E402
+from tests.serve.client import CHAT, PLAIN, Gate, chat_body, language_model, running, wait_for  # noqa: E402
+
+PROMPTS = ["She had been", "Emma was", "The carriage stopped", "It is a truth", "He said", "My dear", "There was", "In town"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return language_model()
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with running(model) as found:
+        yield found
+    assert wait_for(found.nothing_left)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
+    return openai.OpenAI(base_url=server.server.url + "/v1", api_key="any", max_retries=0)
+
+
+def events(data: bytes) -> list[Any]:
+    """What a stream said."""
+    lines = [line for line in data.decode().split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    return [json.loads(line[6:]) if line != "data: [DONE]" else None for line in lines]
+
+
+# -- OpenAI's client --------------------------------------------------------------------------------------------------
+
+def test_client_chats(client, model):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    expected = model.generate(messages, max_tokens=12, temperature=0, top_k=0, top_p=1.0, min_p=0.0)
+    text = expected.result()
+    answer = client.chat.completions.create(model="default", messages=messages, max_tokens=12, temperature=0)
+    choice = answer.choices[0]
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", text, "length")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (expected.usage.prompt_tokens, 12)
+    chunks = list(client.chat.completions.create(model="default", messages=messages, max_tokens=12, temperature=0, stream=True,
+                                                 stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.total_tokens == answer.usage.total_tokens and len({c.id for c in chunks}) == 1
+
+
+def test_client_cancels(client, server):
+    before = server.metric("m3jit_cancelled_total")
+    stream = client.chat.completions.create(**chat_body(max_tokens=400, stream=True))
+    next(iter(stream))
+    stream.close()
+    assert wait_for(server.nothing_left)
+    assert server.metric("m3jit_cancelled_total") <= before + 1     # a short text may have ended before
+
+
+def test_client_runs_16_at_once(client):
+    """Greedy and seeded: the same bytes as one at a time."""
+    def ask(job: tuple[str, float, int]) -> str:
+        prompt, temperature, seed = job
+        answer = client.completions.create(model="default", prompt=prompt, max_tokens=20 + seed, temperature=temperature, seed=seed)
+        return answer.choices[0].text
+    jobs = [(prompt, temperature, i) for i, prompt in enumerate(PROMPTS) for temperature in (0.0, 0.9)]
+    alone = [ask(job) for job in jobs]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(ask, jobs))
+    assert together == alone and len(set(alone)) > 12
+
+
+def test_client_sees_errors(client):
+    import openai
+    with pytest.raises(openai.NotFoundError, match="this server runs 'default'"):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="2001 tokens, the context 512"):
+        client.completions.create(model="default", prompt="a " * 2000)
+    assert [m.id for m in client.models.list()] == ["default"] == [client.models.retrieve("default").id]
+
+
+# -- many together ----------------------------------------------------------------------------------------------------
+
+def test_sixteen_really_run_together(model):
+    """In one batch, by the engine's own count, and each as alone."""
+    with running(model, batch=16) as server:
+        gate = Gate(server.engine)
+        with ThreadPoolExecutor(16) as pool:
+            futures = [pool.submit(server.text, prompt=PROMPTS[i % 8], seed=i, temperature=i % 3 / 2) for i in range(16)]
+            assert wait_for(lambda: server.engine.active == 16)
+            gate.release()
+            together = [f.result() for f in futures]
+        assert together == [server.text(prompt=PROMPTS[i % 8], seed=i, temperature=i % 3 / 2) for i in range(16)]
+        largest = server.metric('m3jit_batch_size_bucket{le="16"}') - server.metric('m3jit_batch_size_bucket{le="8"}')
+        assert largest >= 16 and server.engine.batch_stats["entries"] > 16 * 16
+        assert wait_for(server.nothing_left)
+
+
+def test_texts_join_and_leave(model):
+    """A text is the same whoever comes and goes beside it."""
+    with running(model, batch=4) as server:
+        gate = Gate(server.engine)
+        with ThreadPoolExecutor(8) as pool:
+            first = pool.submit(server.text, seed=5, max_tokens=40)
+            assert wait_for(lambda: server.engine.active == 1)
+            gate.rounds(10)
+            others = [pool.submit(server.text, seed=i, max_tokens=3 + i) for i in range(6)]
+            assert wait_for(lambda: server.engine.active + server.engine.waiting == 7)
+            gate.release()
+            found = [first.result(), *(f.result() for f in others)]
+        assert found == [server.text(seed=5, max_tokens=40), *(server.text(seed=i, max_tokens=3 + i) for i in range(6))]
+
+
+def test_choices_have_seeds_of_their_own(server):
+    status, found = server.post(PLAIN, {"model": "default", "prompt": PROMPTS[:2], "n": 2, "seed": 7, "max_tokens": 8})
+    assert status == 200 and found["seeds"] == [7, 8, 7, 8]
+    texts = [c["text"] for c in sorted(found["choices"], key=lambda c: c["index"])]
+    assert texts == [server.text(prompt=p, seed=s, max_tokens=8) for p in PROMPTS[:2] for s in (7, 8)]
+
+
+def test_a_text_without_a_seed_can_be_had_again(server):
+    _, found = server.post(PLAIN, {"model": "default", "prompt": "She", "max_tokens": 12})
+    _, other = server.post(PLAIN, {"model": "default", "prompt": "She", "max_tokens": 12})
+    assert found["seeds"] != other["seeds"]
+    assert server.text(prompt="She", max_tokens=12, seed=found["seeds"][0]) == found["choices"][0]["text"]
+
+
+# -- clients that go away ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("path, body", [(CHAT, chat_body(max_tokens=400)),
+                                        (PLAIN, {"model": "default", "prompt": "She", "max_tokens": 400})])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_leaves_nothing(model, path, body, stream):
+    with running(model) as server:
+        gate = Gate(server.engine)
+        if stream:
+            connection, response = server.open_stream(path, body)
+            gate.rounds(3)
+            assert response.readline().startswith(b"data: ")
+        else:
+            import http.client
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+            connection.request("POST", path, json.dumps(body).encode())
+        assert wait_for(lambda: server.engine.active == 1)
+        ticket = server.engine._active[0]
+        (response if stream else connection).close()
+        connection.close()
+        assert wait_for(lambda: ticket.cancelled), "nobody noticed"
+        gate.rounds(2)
+        assert wait_for(server.idle), "it went on without its client"
+        gate.release()
+        assert wait_for(server.nothing_left) and server.metric("m3jit_cancelled_total") == 1
+        assert server.metric("m3jit_generated_tokens_total") < 8
+        assert server.text(max_tokens=2)               # and the server goes on
+
+
+def test_a_client_that_goes_away_while_it_waits(model):
+    with running(model, batch=1, queue=4) as server:
+        gate = Gate(server.engine)
+        first, _ = server.open_stream(PLAIN, {"model": "default", "prompt": "She", "max_tokens": 3})
+        second, _ = server.open_stream(PLAIN, {"model": "default", "prompt": "She", "max_tokens": 3})
+        assert server.engine.active == 1 and server.engine.waiting == 1
+        _.close()
+        second.close()
+        assert wait_for(lambda: server.engine.waiting == 0) and server.engine.active == 1
+        gate.release()
+        assert wait_for(server.idle)
+        first.close()
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+def test_a_full_queue_refuses(model):
+    with running(model, batch=1, queue=2) as server:
+        gate = Gate(server.engine)
+        with ThreadPoolExecutor(3) as pool:
+            futures = [pool.submit(server.text, seed=1) for _ in range(3)]
+            assert wait_for(lambda: server.engine.active == 1 and server.engine.waiting == 2)
+            status, headers, data = server.request("POST", PLAIN, {"model": "default", "prompt": "She"})
+            error = json.loads(data)["error"]
+            assert status == 429 and int(headers["retry-after"]) >= 1
+            assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full") and "2 requests are waiting" in error["message"]
+            assert server.metric("m3jit_queue_length") == 2 and server.metric("m3jit_rejected_total") == 1
+            gate.release()
+            assert len({f.result() for f in futures}) == 1
+        assert server.text(seed=1) == futures[0].result()
+
+
+def test_more_choices_than_fit_are_refused_whole(model):
+    with running(model, batch=1, queue=1) as server:
+        status, found = server.post(PLAIN, {"model": "default", "prompt": "She", "n": 3})
+        assert status == 429 and server.idle()
+
+
+def test_api_keys(model):
+    with running(model, keys=("first", "second")) as server:
+        for headers, message in (({}, "is missing"), ({"Authorization": "Bearer wrong"}, "is not one"),
+                                 ({"Authorization": "Basic first"}, "is not one")):
+            status, found = server.post(CHAT, chat_body(), **headers)
+            assert status == 401 and message in found["error"]["message"] and found["error"]["code"] == "invalid_api_key"
+        for key in ("first", "second"):
+            assert server.post(CHAT, chat_body(), Authorization=f"Bearer {key}")[0] == 200
+        assert server.request("GET", "/health")[0] == 200 and server.request("GET", "/metrics")[0] == 401
+
+
+def test_a_body_that_is_too_large(model):
+    with running(model, body=2000) as server:
+        status, found = server.post(PLAIN, {"model": "default", "prompt": "x" * 3000})
+        assert status == 413 and "more than 2000 bytes" in found["error"]["message"]
+
+
+# -- wrong requests ---------------------------------------------------------------------------------------------------
+
+WRONG = [
+    (PLAIN, b"{", 400, "the body is no JSON"), (PLAIN, b"[]", 400, "JSON array; an object is expected"),
+    (PLAIN, b"\xff", 400, "no JSON"), (PLAIN, b"[" * 100000, 400, "no JSON"),
+    (PLAIN, {}, 400, "prompt: a text, token ids"), (PLAIN, {"prompt": "a"}, 400, "model: a string is expected, got null"),
+    (PLAIN, {"model": "no", "prompt": "a"}, 404, "model 'no': this server runs 'default'"),
+    (PLAIN, {"model": "default", "prompt": ""}, 400, "prompt: is empty"),
+    (PLAIN, {"model": "default", "prompt": [99999]}, 400, "token 99999 is outside the vocabulary"),
+    (PLAIN, {"model": "default", "prompt": ["a"] * 17}, 400, "at most 16 texts"),
+    (PLAIN, {"model": "default", "prompt": "a", "max_tokens": 0}, 400, "max_tokens: a whole number from 1"),
+    (PLAIN, {"model": "default", "prompt": "a", "logprobs": 21}, 400, "logprobs: a whole number from 0 to 20"),
+    (PLAIN, {"model": "default", "prompt": "a", "best_of": 3}, 400, "best_of: is not supported"),
+    (PLAIN, {"model": "default", "prompt": "a " * 999}, 400, "1000 tokens, the context 512; shorten the prompt"),
+    (CHAT, chat_body(temperature="hot"), 400, 'temperature: a number from 0 to 100 is expected, got "hot"'),
+    (CHAT, chat_body(temperature=None, top_p=2), 400, "top_p: a number from 0 to 1"),
+    (CHAT, chat_body(stop=[""]), 400, "stop: strings of 1 to"), (CHAT, chat_body(stop=5), 400, "stop"),
+    (CHAT, chat_body(n=0), 400, "n: a whole number from 1"), (CHAT, chat_body(stream="yes"), 400, "stream: true or false"),
+    (CHAT, chat_body(seed=1.5), 400, "seed: a whole number"), (CHAT, chat_body(heat=1), 400, "heat: no such field"),
+    (CHAT, chat_body(logit_bias={"1": 5}), 400, "logit_bias: is not supported"),
+    (CHAT, chat_body(frequency_penalty=0.5), 400, "frequency_penalty: is not supported"),
+    (CHAT, chat_body(top_logprobs=2), 400, "top_logprobs: needs logprobs"),
+    (CHAT, chat_body(messages=[]), 400, "messages: a list of at least one"),
+    (CHAT, chat_body(messages=["hi"]), 400, 'messages[0]: an object with a role'),
+    (CHAT, chat_body(messages=[{"role": "robot", "content": ""}]), 400, 'got "robot"'),
+    (CHAT, chat_body(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), 400, "only text is taken"),
+    (CHAT, chat_body(tools="all"), 400, "tools: a list"), (CHAT, chat_body(tools=[{"type": "function"}]), 400, "tools[0]"),
+    (CHAT, chat_body(tool_choice="required"), 400, "there are no tools"), (CHAT, chat_body(tool_choice="x"), 400, "tool_choice"),
+    (CHAT, chat_body(response_format="json"), 400, "response_format: an object with type"),
+    (CHAT, chat_body(response_format={"type": "json_schema"}), 400, "json_schema.schema is expected"),
+    (CHAT, chat_body(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}), 400, "Invalid type: thing"),
+    (CHAT, chat_body(response_format={"type": "regex", "regex": "((("}), 400, "regex: "),
+]
+
+
+@pytest.mark.parametrize("path, body, status, message", WRONG, ids=range(len(WRONG)))
+def test_wrong_requests(server, path, body, status, message):
+    found, answer = server.post(path, body)
+    assert found == status and message in answer["error"]["message"]
+    assert set(answer["error"]) == {"message", "type", "param", "code"} and server.idle()
+
+
+def test_wrong_paths(server):
+    status, _, data = server.request("GET", "/v1/unknown")
+    assert status == 404 and "/v1/unknown: no such path" in json.loads(data)["error"]["message"]
+    status, _, data = server.request("GET", CHAT)
+    assert status == 405 and "GET is not what" in json.loads(data)["error"]["message"]
+    assert server.request("GET", "/v1/models/other")[0] == 404
+
+
+def test_without_a_template(model):
+    from m3jit.api.generation import load_model
+    with running(load_model("default", threads=1)) as server:
+        status, found = server.post(CHAT, chat_body())
+        assert status == 400 and "has no chat template" in found["error"]["message"]
+
+
+def test_without_the_grammar_library(server, monkeypatch):
+    from m3jit.models import grammar
+    monkeypatch.setattr(grammar, "installed", lambda: False)
+    status, found = server.post(CHAT, chat_body(response_format={"type": "json_object"}))
+    assert status == 400 and "pip install 'm3jit[grammar]'" in found["error"]["message"]
+
+
+def test_an_error_of_one_text_is_that_texts_own(model, monkeypatch):
+    """A machine that traps in the middle: its client is told, the others are unharmed."""
+    with running(model) as server:
+        gate, start = Gate(server.engine), server.engine.model.start
+
+        def spoiled(ids, settings):
+            text = start(ids, settings)
+            if settings.seed == 13:
+                text.vm.set("rTemp", -1.0)
+            return text
+        server.engine.model.start = spoiled
+        with ThreadPoolExecutor(2) as pool:
+            good = pool.submit(server.text, seed=1)
+            bad = pool.submit(server.post, PLAIN, {"model": "default", "prompt": "She", "seed": 13})
+            assert wait_for(lambda: server.engine.active == 2)
+            gate.release()
+            status, found = bad.result()
+            assert status in (400, 500) and "SAMPLE TEMP is -1" in found["error"]["message"]
+            assert good.result() == server.text(seed=1)
+        connection, response = server.open_stream(PLAIN, {"model": "default", "prompt": "She", "seed": 13})
+        assert response.status == 200 and "SAMPLE TEMP" in events(response.read())[-1]["error"]["message"]
+        connection.close()
+        assert wait_for(server.nothing_left)
+
+
+# -- what a model is made to write ------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Emma", "Anne"]}}, "required": ["name"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("find", "visit")]
+
+
+def test_response_formats(server):
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    _, found = server.post(CHAT, chat_body(response_format=form, temperature=1.0, max_tokens=60))
+    assert json.loads(found["choices"][0]["message"]["content"])["name"] in ("Emma", "Anne")
+    assert found["choices"][0]["finish_reason"] == "stop"
+    _, found = server.post(CHAT, chat_body(response_format={"type": "json_object"}))
+    assert found["choices"][0]["message"]["content"].startswith("{")
+    for form in ({"type": "regex", "regex": "[0-9]{4}"}, {"type": "grammar", "grammar": 'root ::= [0-9] [0-9] "22"', "syntax": "gbnf"}):
+        _, found = server.post(CHAT, chat_body(response_format=form))
+        assert re.fullmatch("[0-9]{4}", found["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize("choice, names", [("required", {"find", "visit"}),
+                                           ({"type": "function", "function": {"name": "visit"}}, {"visit"})])
+def test_calls_of_tools(server, choice, names):
+    body = chat_body(tools=TOOLS, tool_choice=choice, max_tokens=80, seed=3, temperature=1.0)
+    _, found = server.post(CHAT, body)
+    message, reason = found["choices"][0]["message"], found["choices"][0]["finish_reason"]
+    function = message["tool_calls"][0]["function"]
+    assert reason == "tool_calls" and message["content"] is None and function["name"] in names
+    assert json.loads(function["arguments"])["name"] in ("Emma", "Anne")
+    connection, response = server.open_stream(CHAT, body)
+    chunks = events(response.read())
+    connection.close()
+    deltas = [c["choices"][0]["delta"] for c in chunks[:-1]]
+    assert [d["tool_calls"][0]["function"] for d in deltas if "tool_calls" in d] == [function]
+    assert not any(d.get("content") for d in deltas) and chunks[-1] is None
+
+
+def test_tools_are_in_the_prompt(server, model):
+    plain, with_tools = (server.post(CHAT, chat_body(**more))[1]["usage"]["prompt_tokens"] for more in ({}, {"tools": TOOLS}))
+    refused = server.post(CHAT, chat_body(tools=TOOLS, tool_choice="none"))[1]["usage"]["prompt_tokens"]
+    assert with_tools > plain == refused
+
+
+def test_log_probabilities(server, model):
+    pieces = [p for p in model.generate("She had been", max_tokens=3, temperature=0, logprobs=2) if p.logprobs]
+    _, found = server.post(PLAIN, {"model": "default", "prompt": "She had been", "max_tokens": 3, "temperature": 0, "logprobs": 2})
+    noted = found["choices"][0]["logprobs"]
+    assert noted["token_logprobs"] == [p.logprobs.chosen.logprob for p in pieces] and noted["text_offset"][0] == 0
+    assert noted["top_logprobs"][0] == {c.text: c.logprob for c in pieces[0].logprobs.top}
+    _, found = server.post(CHAT, chat_body(logprobs=True, top_logprobs=1, max_tokens=2))
+    content = found["choices"][0]["logprobs"]["content"]
+    assert len(content) == 2 and content[0]["top_logprobs"][0]["logprob"] == content[0]["logprob"]
+    assert bytes(content[0]["bytes"]).decode() == content[0]["token"]
+
+
+def test_stop_strings_and_echo(server, model):
+    whole = server.text(temperature=0, max_tokens=40)
+    stop = whole[10:14]
+    _, found = server.post(PLAIN, {"model": "default", "prompt": "She had been", "temperature": 0, "max_tokens": 40, "stop": stop,
+                                   "echo": True})
+    choice = found["choices"][0]
+    assert choice["text"] == "She had been" + whole[:whole.index(stop)] and choice["finish_reason"] == "stop"
+
+
+# -- health, metrics, the end -----------------------------------------------------------------------------------------
+
+def test_health_and_metrics(server):
+    status, _, data = server.request("GET", "/health")
+    assert status == 200 and json.loads(data) == {"status": "ok", "active": 0, "waiting": 0}
+    before = server.metric("m3jit_generated_tokens_total")
+    server.text(max_tokens=5)
+    assert server.metric("m3jit_generated_tokens_total") == before + 5
+    _, headers, data = server.request("GET", "/metrics")
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = {}
+    for line in data.decode().splitlines():
+        if line.startswith("# TYPE"):
+            _, _, name, kind = line.split()
+            names[name] = kind
+        elif not line.startswith("#"):
+            name = re.fullmatch(r"(\w+?)(_bucket|_sum|_count)?(\{.*\})? [-+.e0-9]+", line)
+            assert name, line
+            assert name[1] in names or name[1] + (name[2] or "") in names, line
+    assert names["m3jit_request_seconds"] == "histogram" and names["m3jit_active_texts"] == "gauge"
+    assert f'm3jit_requests_total{{path="{PLAIN}",status="200"}}' in data.decode()
+
+
+def test_an_end_waits_for_texts(model):
+    with running(model, drain=60.0) as server:
+        gate = Gate(server.engine)
+        connection, response = server.open_stream(PLAIN, {"model": "default", "prompt": "She", "max_tokens": 5, "seed": 1})
+        assert wait_for(lambda: server.engine.active == 1)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        gate.release()
+        found = events(response.read())
+        assert found[-1] is None and found[-2]["choices"][0]["finish_reason"] == "length"
+        connection.close()
+        stopping.join(60)
+        assert not stopping.is_alive() and wait_for(server.nothing_left)
+
+
+def test_an_engine_that_ends_cancels_and_refuses(model):
+    from m3jit.api.generation import Settings
+    from m3jit.serve.engine import Stopping
+    engine = Engine(model, batch=1, queue=4)
+    gate, heard = Gate(engine), []
+    jobs = [([5, 6], Settings(max_tokens=None), lambda pieces, error, ended: heard.append((pieces, error, ended)))] * 3
+    engine.submit(jobs)
+    assert wait_for(lambda: engine.active == 1)
+    gate.release()
+    engine.close(0)
+    assert engine.active == engine.waiting == 0 and [h for h in heard if h[2]]
+    with pytest.raises(Stopping):
+        engine.submit(jobs)
+
+
+@pytest.mark.slow
+def test_a_thousand_clients(model):
+    """Each gets its text or a clear 429; nothing stays behind."""
+    import resource
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    try:
+        with running(model, batch=16, queue=64) as server:
+            threads_before = threading.active_count()
+            expected = {seed: server.text(seed=seed, max_tokens=32) for seed in range(8)}
+            answers: list[tuple[int, int, Any]] = []
+            start = threading.Barrier(1000)
+
+            def ask(i: int) -> None:
+                start.wait()
+                status, found = server.post(PLAIN, {"model": "default", "prompt": "She had been", "max_tokens": 32, "seed": i % 8})
+                answers.append((i, status, found))
+            clients = [threading.Thread(target=ask, args=(i,)) for i in range(1000)]
+            for c in clients:
+                c.start()
+            for c in clients:
+                c.join(300)
+            assert len(answers) == 1000
+            counts = {status: sum(s == status for _, s, _ in answers) for status in {s for _, s, _ in answers}}
+            print(f"\n1,000 clients at once: {counts}")
+            assert set(counts) <= {200, 429} and counts[200] >= 80
+            assert all(f["choices"][0]["text"] == expected[i % 8] for i, s, f in answers if s == 200)
+            assert all("try again in" in f["error"]["message"] for _, s, f in answers if s == 429)
+            assert wait_for(server.nothing_left)
+            assert wait_for(lambda: threading.active_count() <= threads_before + 48)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
