@@ -1,8 +1,9 @@
-"""Derive tests/oracles/tiny_architectures.json.gz with llama.cpp (needs llama-cpp-python, gguf and numpy; not m3jit).
+"""Derive the oracles of the tiny models with llama.cpp (needs llama-cpp-python, gguf and numpy; not m3jit).
 
-    python tools/make_architecture_oracles.py [--check]
+    python tools/make_architecture_oracles.py [--check] [--only NAME]
 
-For each model of make_tiny_architectures.py: `logits` of the prompt's last token as llama.cpp computes them with its
+tests/oracles/tiny_architectures.json.gz for make_tiny_architectures.py, tiny_recurrent.json.gz for
+make_tiny_recurrent.py.  For each model: `logits` of the prompt's last token as llama.cpp computes them with its
 f16 cache; `exact_logits` by llama.cpp too, from the same weights dequantised to F32 and with an f32 cache, so that
 no rounding but that of f32 sums is left (and GELU's, which llama.cpp takes from a table of f16 values); the largest and
 mean difference between the two over all positions; greedy `tokens` with the margin between the two largest logits.
@@ -23,18 +24,20 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
-import make_tiny_architectures as tiny  # noqa: E402  (found through the path set above)
+import make_tiny_architectures  # noqa: E402  (found through the path set above)
+import make_tiny_recurrent  # noqa: E402
 from make_oracles import as_gzip, greedy_run, rounded  # noqa: E402
 from make_tiny_models import sha256  # noqa: E402
 from peer_llama import LlamaPeer, PeerError, lc  # noqa: E402
 
-FILE = ROOT / "tests" / "oracles" / "tiny_architectures.json.gz"
+ORACLES = ROOT / "tests" / "oracles"
+MAKERS = {"tiny_architectures": make_tiny_architectures, "tiny_recurrent": make_tiny_recurrent}
 PROMPT = [4 + i * 37 % 256 for i in range(24)]
 GREEDY_TOKENS, CONTEXT = 8, 64
 
 
-def derive(folder: Path, name: str, threads: int) -> dict[str, Any]:
-    """The oracle of one model."""
+def derive(tiny: Any, folder: Path, name: str, threads: int) -> dict[str, Any]:
+    """The oracle of one model of a maker."""
     path = tiny.build(folder, name)
     peer, exact = LlamaPeer(path), LlamaPeer(tiny.build(folder, name, dequantised=True))
     with peer.context(threads, CONTEXT) as context:
@@ -50,25 +53,33 @@ def derive(folder: Path, name: str, threads: int) -> dict[str, Any]:
             "max_error": float(error.max()), "mean_error": float(error.mean()), "tokens": tokens, "margin": margins}
 
 
+def make(which: str, threads: int, check: bool) -> bool:
+    """One file; with check whether what is derived is what is stored."""
+    tiny, path = MAKERS[which], ORACLES / f"{which}.json.gz"
+    with tempfile.TemporaryDirectory() as folder:
+        models = {name: derive(tiny, Path(folder), name, threads) for name in tiny.names()}
+    found = {"peer": f"llama-cpp-python {lc.__version__}", "prompt": PROMPT, "models": models}
+    if check:
+        equal = json.loads(gzip.decompress(path.read_bytes())) == json.loads(json.dumps(found))
+        print(f"{path.name}: {'as stored' if equal else 'DIFFERS'}")
+        return equal
+    path.write_bytes(as_gzip(found))
+    print(f"{path.name}: {path.stat().st_size} bytes, {len(models)} models")
+    return True
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Derive or check the oracles of the tiny architectures.")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=tuple(MAKERS), help="one file instead of all")
     parser.add_argument("--check", action="store_true", help="compare with the stored file, write nothing")
     options = parser.parse_args(arguments)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            models = {name: derive(Path(folder), name, options.threads) for name in tiny.names()}
+        equal = [make(which, options.threads, options.check) for which in ([options.only] if options.only else MAKERS)]
     except PeerError as error:
         print(f"make_architecture_oracles: {error}", file=sys.stderr)
         return 3
-    found = {"peer": f"llama-cpp-python {lc.__version__}", "prompt": PROMPT, "models": models}
-    if options.check:
-        equal = json.loads(gzip.decompress(FILE.read_bytes())) == json.loads(json.dumps(found))
-        print(f"{FILE.name}: {'as stored' if equal else 'DIFFERS'}")
-        return 0 if equal else 1
-    FILE.write_bytes(as_gzip(found))
-    print(f"{FILE.name}: {FILE.stat().st_size} bytes, {len(models)} models")
-    return 0
+    return 0 if all(equal) else 1
 
 
 if __name__ == "__main__":

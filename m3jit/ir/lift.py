@@ -75,6 +75,7 @@ class Lifter(Recorder):
         self.inputs: dict[Key, Node] = {}
         self.read_keys: set[Key] = set()                 # live-in registers an instruction read, null ones included
         self.streams: dict[Key, tuple[KVGeometry, str]] = {}     # what the region's appends take a stream to be
+        self.states: dict[Key, None] = {}                # state registers, in the order of their first uses
         self.guards: list[tuple[Dim, Dim]] = []
         self.same_as: dict[Dim, Dim] = {}
         self.versions: dict[tuple, Block] = {}
@@ -229,7 +230,7 @@ class Lifter(Recorder):
                 if (t := n.type) is not None and hasattr(t, "shape") and t.rank and isinstance(t.shape[0], Sym)}
         nulls = {k for k in self.read_keys if k not in self.inputs}
         return Function(name, self.entry.pc, self.blocks, self.inputs, self.guards, syms, self.instructions,
-                        frozenset(self.read_keys - nulls), frozenset(nulls))
+                        frozenset(self.read_keys - nulls), frozenset(nulls), tuple(self.states))
 
     def _rename_dims(self) -> None:
         """Write every dimension by the name of its class of equal dimensions."""
@@ -460,6 +461,7 @@ class Lifter(Recorder):
 
     def state(self, key: Key) -> KVRef | CellRef:
         t = self.entry.type_of(key)
+        self.states[key] = None
         cells = {k: v for k, v in self.env.items() if is_cell(k) and k[1] == key}
         if isinstance(t, CellsType) or cells or (t is None and any(is_cell(k) and k[1] == key for k in self.inputs)):
             return CellRef(key, cells)

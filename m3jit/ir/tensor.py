@@ -251,6 +251,7 @@ class Function:
     instructions: int = 0
     read: frozenset = frozenset()
     nulls: frozenset = frozenset()
+    states: tuple = ()                                   # state registers it uses, in the order of their first uses
 
     def nodes(self) -> Iterator[Node]:
         for b in self.blocks:

@@ -62,11 +62,10 @@ class Entered:
     def __init__(self, states: dict[Any, CellState], fresh: dict[int, Cell]):
         self.states, self.fresh = states, fresh
 
-    def leave(self, regs: Any, stores: Sequence[Store]) -> None:
-        """Give the registers the states as the exit leaves them."""
+    def leave(self, stores: Sequence[Store]) -> dict[Any, CellState]:
+        """The states as the exit leaves them, by register."""
         new: dict[Any, dict[tuple[int, str], Cell]] = {}
         for s in stores:
             if s.how == "cell":
                 new.setdefault(s.key[1], {})[s.key[2:4]] = self.fresh[s.word]
-        for key, cells in new.items():
-            regs.set(key, self.states[key].with_cells(cells))
+        return {key: self.states[key].with_cells(cells) for key, cells in new.items()}
