@@ -98,6 +98,17 @@ def test_a_folder_runs_as_any_model_does(folders, tmp_path, capfd):
     assert vm.get("rP").data.tobytes() == models.compile(models.load(str(folder)))
 
 
+@pytest.mark.parametrize("name", make_tiny_folders.FOLDERS)
+def test_names_are_those_of_the_gguf_package(name, folders):
+    import gguf
+    folder = HFFolder(folders[name])
+    architecture = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == folder.family.architecture)
+    theirs = gguf.get_tensor_name_map(architecture, folder.value(f"{folder.family.architecture}.block_count", int))
+    stored = {info.stored: found for found, info in folder.tensors.items() if info.stored is not None}
+    assert stored == {tensor: theirs.get_name(tensor, try_suffixes=(".weight", ".bias")) for tensor in stored}
+    assert set(make_tiny_folders.shapes(name)) - set(stored) <= {"pooler.dense.weight", "pooler.dense.bias"}
+
+
 def altered(folder: Path, name: str, **changes: Any) -> Path:
     """A copy of a model with other values in its config.json; None takes one away."""
     make_tiny_folders.write_folder(folder, name)

@@ -5,7 +5,7 @@
     x = layernorm(x + Wdown gelu(Wup x))
 
 Every product has a bias. GELU is the exact one, as in the published models (llama.cpp computes its approximation by
-tanh, which differs by up to 5e-4 there).
+tanh, which differs by up to 5e-4).
 """
 from __future__ import annotations
 
