@@ -206,6 +206,25 @@ def lower_qdot_gated(lw: Lowering, n: Node) -> None:
               rows=4, strides={0: _record_bytes(gate), 3: 4 * gate.shape[0]})
 
 
+@lowers("routed_qdot")
+def lower_routed_qdot(lw: Lowering, n: Node) -> None:
+    from m3jit.kernels.routed import routed_qmatmul
+    q, w, experts = n.args
+    act, weight, y, chosen = lw.of(q, "act"), lw.weight(w.attrs["tensor"], "R16"), lw.out(n), lw.of(experts)
+    lw.launch(routed_qmatmul(w.dtype.name), [act, weight, y, lw.dim(rows_of(n)), lw.i64(w.shape[2]),
+                                             lw.i64(w.shape[1]), chosen, lw.i64(n.attrs["share"])], [act, chosen], [y])
+
+
+@lowers("routed_matmul")
+def lower_routed_matmul(lw: Lowering, n: Node) -> None:
+    from m3jit.kernels.routed import routed_matmul
+    x, w, experts = n.args
+    source, weights, y, chosen = lw.of(x), lw.of(w), lw.out(n), lw.of(experts)
+    lw.launch(routed_matmul(w.dtype.name), [source, weights, y, lw.dim(rows_of(n)), lw.dim(w.shape[2]),
+                                            lw.dim(w.shape[1]), chosen, lw.i64(n.attrs["share"])],
+              [source, weights, chosen], [y])
+
+
 # -- attention ----------------------------------------------------------------------------------------------------------
 
 def _geometry(n: Node, dense: bool) -> attn.Geometry:

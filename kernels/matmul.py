@@ -26,12 +26,12 @@ ROWS = 16                                    # weight rows of a group
 COLUMN_VECTORS = 2                           # vectors of 16 columns of a matmul_columns group
 
 
-class _Rows:
-    """matmul_rows under construction."""
+class RowsKernel:
+    """A product with rows of weights under construction; parameters as `matmul_rows`."""
 
-    def __init__(self, dtype: DType):
+    def __init__(self, dtype: DType, name: str = "matmul_rows"):
         self.dtype = dtype
-        self.b = b = Builder(f"matmul_rows_{dtype.name.lower()}", LANES)
+        self.b = b = Builder(f"{name}_{dtype.name.lower()}", LANES)
         self.memory = "u8" if dtype.is_block else FLOAT_MEMORY[dtype.name]
         self.x, self.w, self.y = b.ptr("x", "r", "f32"), b.ptr("w", "r", self.memory), b.ptr("y", "w", "f32")
         self.tokens, self.cols, self.rows = b.scalar("T"), b.scalar("K"), b.scalar("N")
@@ -148,7 +148,7 @@ class _Rows:
 @functools.lru_cache(maxsize=None)
 def matmul_rows(dtype_name: str) -> Kernel:
     """x r f32 [T, K], w r [N, K] row-major (block types: file bytes), y w f32 [T, N], T, K, N i64."""
-    return _Rows(DTYPES[dtype_name]).build()
+    return RowsKernel(DTYPES[dtype_name]).build()
 
 
 @functools.lru_cache(maxsize=None)

@@ -39,7 +39,7 @@ def activation_block(dtype: DType) -> int:
 
 # -- the kernel -------------------------------------------------------------------------------------------------------
 
-class _Shape:
+class Shape:
     """The parameters every variant has, and addresses derived from them."""
 
     def __init__(self, b: Builder, dtype: DType):
@@ -55,7 +55,7 @@ class _Shape:
         return act.at(self.blocks * token * RECORD_BYTES[self.dtype.block])
 
 
-def _accumulate(b: Builder, shape: _Shape, streams: Sequence[Buffer], records: Sequence[Buffer]) -> list[list[Value]]:
+def accumulate(b: Builder, shape: Shape, streams: Sequence[Buffer], records: Sequence[Buffer]) -> list[list[Value]]:
     """[stream][token] dot products; all streams are walked in one loop over the blocks."""
     acc = [[b.var("f32", 0.0) for _ in records] for _ in streams]
     size, step = layout.tile_block_bytes(shape.dtype), RECORD_BYTES[shape.dtype.block]
@@ -78,7 +78,7 @@ def qmatmul(dtype_name: str, bias: bool = False, residual: bool = False) -> Kern
     act, w, y = b.ptr("act", "r", "i32"), b.ptr("w", "r", "u8"), b.ptr("y", "w", "f32")
     bias_p = b.ptr("bias", "r", "f32") if bias else None
     res = b.ptr("res", "r", "f32") if residual else None
-    shape = _Shape(b, dtype)
+    shape = Shape(b, dtype)
     half = (shape.tiles + 1) // 2
     b.set_grid(half)
 
@@ -94,7 +94,7 @@ def qmatmul(dtype_name: str, bias: bool = False, residual: bool = False) -> Kern
 
     def tokens(tiles: Sequence[Value], first: Value, count: int) -> None:
         records = [shape.record(act, first + i) for i in range(count)]
-        values = _accumulate(b, shape, [shape.tile(w, t) for t in tiles], records)
+        values = accumulate(b, shape, [shape.tile(w, t) for t in tiles], records)
         for tile, of_tile in zip(tiles, values):
             for i, value in enumerate(of_tile):
                 store(first + i, tile, value)
@@ -130,8 +130,8 @@ def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
     b = Builder(f"qmatmul_gated_{dtype.name.lower()}_{up_dtype.name.lower()}", 16)
     act, gate, up = b.ptr("act", "r", "i32"), b.ptr("gate", "r", "u8"), b.ptr("up", "r", "u8")
     y = b.ptr("y", "w", "f32")
-    shape = _Shape(b, dtype)
-    up_shape = _Shape.__new__(_Shape)
+    shape = Shape(b, dtype)
+    up_shape = Shape.__new__(Shape)
     up_shape.__dict__.update(shape.__dict__, dtype=up_dtype)
     b.set_grid(shape.tiles)
     row = b.group * 16
@@ -141,9 +141,9 @@ def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
     def tokens(first: Value, count: int) -> None:
         records = [shape.record(act, first + i) for i in range(count)]
         if up_dtype is dtype and dtype.block == 32:
-            gs, us = _accumulate(b, shape, [w for _, w in weights], records)
+            gs, us = accumulate(b, shape, [w for _, w in weights], records)
         else:
-            gs, us = (_accumulate(b, s, [w], records)[0] for s, w in weights)
+            gs, us = (accumulate(b, s, [w], records)[0] for s, w in weights)
         for i, (g, u) in enumerate(zip(gs, us)):
             value = g * scalar_math.sigmoid(b, g) * u
             b.store_lanes("f32", y, shape.rows * (first + i) + row, b.canonical_nan(value), inside)

@@ -15,6 +15,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "quantize_activation": ("quantize.quantize_activation", "quantize.quantize_rows"),
     "qmatmul": ("qmatmul.qmatmul", "qmatmul.qmatmul_gated"),
     "matmul": ("matmul.matmul_rows", "matmul.matmul_columns"),
+    "routed": ("routed.routed_qmatmul", "routed.routed_matmul"),
     "embed": ("embed.embed",),
     "dequantize": ("embed.dequantize",),
     "quantize": ("convert.quantize",),

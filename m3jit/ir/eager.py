@@ -19,6 +19,7 @@ from m3jit.ir.eager_layout import Layout
 from m3jit.ir.eager_matrix import Matrix
 from m3jit.ir.eager_recurrent import Recurrent
 from m3jit.ir.eager_reduce import Reduce
+from m3jit.ir.eager_routed import Routed
 from m3jit.ir.eager_sampling import Sampling
 from m3jit.ir.eager_scalar import ScalarOps
 from m3jit.isa.types import DType
@@ -32,7 +33,7 @@ def physical_memory() -> int:
         return 1 << 33
 
 
-class EagerXp(ScalarOps, Elementwise, Layout, Reduce, Matrix, Attention, Conv, Recurrent, Sampling):
+class EagerXp(ScalarOps, Elementwise, Layout, Reduce, Matrix, Routed, Attention, Conv, Recurrent, Sampling):
     """Stateless; one instance serves every thread.  `limit_bytes`: the largest tensor a primitive may make."""
     tracing = False
     limit_bytes = physical_memory() // 2

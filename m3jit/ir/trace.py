@@ -13,6 +13,7 @@ from m3jit.ir.eager_scalar import UNORDERED, round_immediate
 from m3jit.ir.trace_layout import TraceLayout
 from m3jit.ir.trace_model import TraceModel
 from m3jit.ir.trace_recurrent import CellKey, CellRef, TraceRecurrent
+from m3jit.ir.trace_routed import TraceRouted
 from m3jit.isa import types as T
 from m3jit.isa.types import DType
 
@@ -40,7 +41,7 @@ def wrap64(v: int) -> int:
     return (v + 2 ** 63) % 2 ** 64 - 2 ** 63
 
 
-class TraceXp(TraceLayout, TraceModel, TraceRecurrent):
+class TraceXp(TraceLayout, TraceModel, TraceRecurrent, TraceRouted):
     """Builds nodes through `recorder`."""
     tracing = True
 

@@ -139,18 +139,27 @@ def _batch_norm(xp: Any, x: Any, gamma: Any, beta: Any, eps: float, mean: Any, v
     return _affine(xp, xp.mul(centred, _rsqrt(xp, xp.reshape(var, column), eps)), gamma, beta)
 
 
-@op(0x10, "MATVEC", shape="[.., N]", dtypes=FLOAT, key_aliases={"B": "bias"}, source="block formats: ggml")
-def matvec(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, transpose: Flag(4) = False, precision: Precision = "FP32",
-           act: fused_act()[0] = None):
+@op(0x10, "MATVEC", shape="[.., N]; with experts [.., k, N]", dtypes=FLOAT, key_aliases={"B": "bias"},
+    source="block formats: ggml; experts: Shazeer et al. 2017")
+def matvec(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, experts: R4("tensor") = None, transpose: Flag(4) = False,
+           precision: Precision = "FP32", act: fused_act()[0] = None):
     """rd = x W (+ bias), x [.., K], W [K, N]; TRANSPOSE: W is stored [N, K], as model files store it.  Then ACT.
 
-    FP32: canonical float dots (64 lanes) with the weights' exact values.  INT8: x is quantised to int8 in blocks as
-    long as those of W's type (32 or 256), block dots are exact integers, their combination folds over the blocks; W
-    must be block-quantised [N, K].  BF16, FP16: as FP32, the result stored in that type.  Otherwise the result is F32.
-    Traps: inner lengths that differ; INT8 with another weight type or without TRANSPOSE."""
-    y = product(xp, x, w, transpose, precision)
+    FP32: canonical float dots (64 lanes) with the weights' exact values.  INT8: x is quantised to int8 in blocks of the
+    weights' length (32 or 256), block dots are exact integers, their combination folds over the blocks; W must be
+    block-quantised [N, K].  BF16, FP16: as FP32, the result stored in that type.  Otherwise the result is F32.
+    EXPERTS [.., k], integers: W is [E, N, K], and the row of x, one for the k of them [.., K] or one for each [.., k, K],
+    is multiplied with W[e] for each e, byte for byte as with that matrix alone; bias is [E, N].
+    Traps: inner lengths that differ; INT8 with another weight type or without TRANSPOSE; experts without TRANSPOSE, an
+    expert outside 0 .. E - 1."""
+    if experts is None:
+        y = product(xp, x, w, transpose, precision)
+    elif transpose:
+        y = xp.routed(x, w, experts, precision == "INT8")
+    else:
+        raise xp.error("experts are stored [E, N, K]: set TRANSPOSE")
     if bias is not None:
-        y = xp.add(y, bias)
+        y = xp.add(y, bias if experts is None else xp.gather(bias, experts, 0))
     return stored(xp, ACTIVATIONS[act or "NONE"](xp, y), precision)
 
 

@@ -93,6 +93,11 @@ class Writer:
             extra = ", rB"
         self(f"MATVEC {rd}, {x}, rW{extra} TRANSPOSE {self.precision(name)}")
 
+    def routed(self, rd: str, x: str, name: str, experts: str) -> None:
+        """rd [T, k, N] = x, [T, K] or [T, k, K], times the matrices of `name` [E, N, K] that `experts` [T, k] names."""
+        self.weight("rW", name)
+        self(f"MATVEC {rd}, {x}, rW EXPERTS={experts} TRANSPOSE {self.precision(name)}")
+
     def norm(self, rd: str, x: str, name: str, eps: float, mode: str = "RMS") -> None:
         """rd = x normalised along its last axis, times the gain `name`, plus its bias, where the source has one."""
         self.weight("rW", name)

@@ -11,6 +11,7 @@ ones (norms, biases) whenever they are loaded: a `WeightWarning` names tensor an
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 from pathlib import Path
@@ -64,7 +65,8 @@ class WeightStore:
         return tiled(t.data.reshape(runs, -1, t.shape[1]))
 
     def _packed(self, t: Tensor) -> np.ndarray:
-        rows, cols = t.shape
+        rows, cols = math.prod(t.shape[:-1]), t.shape[-1]      # experts [E, N, K]: their rows one after the other
+        raw = t.data.reshape(rows, -1)
         key = t.key or hashlib.blake2b(t.data.tobytes(), digest_size=16).hexdigest()
         name = hashlib.blake2b(f"{key} {t.dtype.name} {rows}x{cols} R16 {layout.VERSION}".encode(),
                                digest_size=16).hexdigest()
@@ -74,7 +76,7 @@ class WeightStore:
         if self.root is None:
             warn_where_not_finite(t)
             self.in_memory += nbytes
-            return layout.repack(t.dtype, t.data, rows, cols)
+            return layout.repack(t.dtype, raw, rows, cols)
         path = self.root / name[:2] / f"{name}.bin"
         found = self._map(path, head, nbytes)
         if found is not None:
@@ -89,16 +91,16 @@ class WeightStore:
                 new.handle.truncate(HEADER + nbytes)
                 new.handle.flush()
                 out = np.memmap(new.handle, np.uint8, "r+", HEADER, (nbytes,))
-                layout.repack(t.dtype, t.data, rows, cols, out=out)
+                layout.repack(t.dtype, raw, rows, cols, out=out)
                 out.flush()
                 new.commit(mode=0o600)
         except OSError:
             self.in_memory += nbytes
-            return layout.repack(t.dtype, t.data, rows, cols)
+            return layout.repack(t.dtype, raw, rows, cols)
         found = self._map(path, head, nbytes)
         if found is None:
             self.in_memory += nbytes
-            return layout.repack(t.dtype, t.data, rows, cols)
+            return layout.repack(t.dtype, raw, rows, cols)
         self.mapped += nbytes
         if self.packed_now % TRIM_EVERY == 1:
             self.trim()

@@ -15,7 +15,7 @@ from m3jit.isa.kv_layout import DTYPES as KV_DTYPES
 from m3jit.isa.kv_layout import write
 from m3jit.isa.types import DTYPES
 from m3jit.kernels import (argmax, attention, conv, convert, embed, layout, lowering, matmul, moves, qmatmul, quantize,
-                           recurrent, reduce, rope, sample, sort)
+                           recurrent, reduce, rope, routed, sample, sort)
 from tests.backends.case_parts import Case, blank, f32, floats, storage
 from tests.backends.fused_cases import fused_cases
 from tests.kernels import reference
@@ -105,6 +105,26 @@ def _products() -> Iterable[Case]:
         def make(rng, name=name, cols=cols, outs=outs, tokens=tokens):
             return [floats(rng, tokens, cols), weight(rng, name, cols, outs), blank((tokens, outs)), tokens, cols, outs]
         yield Case(f"matmul_columns_{name}_{tokens}x{outs}", lambda name=name: matmul.matmul_columns(name), make)
+
+
+def _routed() -> Iterable[Case]:
+    """Choices 2, 0, 2, 1 of three matrices; two choices share a row of x, or each has its own."""
+    chosen = np.array([2, 0, 2, 1], np.int64)
+    for name in PACKED:
+        for share in (2, 1):
+            def make(rng, name=name, share=share):
+                cols = 2 * DTYPES[name].block
+                return [records(rng, 4 // share, cols, DTYPES[name].block), _packed(rng, name, 3 * 32, cols),
+                        blank((4, 32)), 4, cols, 32, chosen, share]
+            yield Case(f"routed_qmatmul_{name}_{share}", lambda name=name: routed.routed_qmatmul(name), make,
+                       slow=name != "Q4_K" or share == 1, heavy=True)
+    for name, rows, cols in (("F32", 37, 70), ("BF16", 16, 64), ("Q8_0", 5, 96)):
+        for share in (2, 1):
+            def make(rng, name=name, rows=rows, cols=cols, share=share):
+                return [floats(rng, 4 // share, cols), weight(rng, name, 3 * rows, cols), blank((4, rows)), 4, cols,
+                        rows, chosen, share]
+            yield Case(f"routed_matmul_{name}_{share}", lambda name=name: routed.routed_matmul(name), make,
+                       slow=name != "F32", heavy=True)
 
 
 # -- rows, positions, attention ---------------------------------------------------------------------------------------
@@ -393,5 +413,5 @@ def _recurrences() -> Iterable[Case]:
                    slow=slow, heavy=n > 16 and not heads)
 
 
-CASES: list[Case] = [*fused_cases(), *_quantised(), *_products(), *_rows(), *_attention(), *_moves(), *_searches(),
+CASES: list[Case] = [*fused_cases(), *_quantised(), *_products(), *_routed(), *_rows(), *_attention(), *_moves(), *_searches(),
                      *_recurrences()]

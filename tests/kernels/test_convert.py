@@ -34,8 +34,9 @@ def test_quantize_flags_what_cannot_be_packed():
 
 
 ARGUMENTS = {"quantize_activation": (32,), "quantize_rows": (32,), "qmatmul": ("Q4_0",), "qmatmul_gated": ("Q4_0",),
-             "matmul_rows": ("F32",), "matmul_columns": ("F32",), "embed": ("Q8_0",), "dequantize": ("Q8_0",),
-             "quantize": ("Q8_0",), "rope": (64, "NORM"), "kv_append": (2, 64), "argmax_rows": ("f32",),
+             "matmul_rows": ("F32",), "matmul_columns": ("F32",), "routed_qmatmul": ("Q8_0",),
+             "routed_matmul": ("F32",), "embed": ("Q8_0",), "dequantize": ("Q8_0",),
+             "quantize": ("Q8_0",), "rope": (64, "NORM"), "kv_append": (attention.Geometry(2, 2, 64),), "argmax_rows": ("f32",),
              "argmax_columns": ("f32",), "reduce_columns": ("f32", "SUM"), "sort_rows": ("f32",), "topk_rows": ("f32",),
              "strided_copy": (4,), "gather": (4,), "scatter": ("f32", "ADD"), "float_copy": ("f16", "f32"), "conv": (),
              "causal_conv": (4, True), "scan": (16, False, "channel"),

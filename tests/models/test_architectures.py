@@ -143,6 +143,8 @@ def set_tensor(name, shape):
     ("gemma3", lambda keys, tensors: tensors.pop("blk.6.post_ffw_norm.weight"), r"'blk.6.post_ffw_norm.weight': is m"),
     ("phi3", set_tensor("blk.0.ffn_up.weight", (256, 256)), r"has shape \[256, 256\]; expected shape \[512, 256\]"),
     ("phi3", set_tensor("rope_factors_short.weight", 8), r"'rope_factors_short.weight': has shape \[8\]; .*\[32\]"),
+    ("qwen3moe", set_key("qwen3moe.expert_used_count", 9), r"'qwen3moe.expert_used_count': is 9; expected 1 to 8"),
+    ("qwen3moe", set_tensor("blk.1.ffn_up_exps.weight", (7, 256, 256)), r"shape \[7, 256, 256\]; .*\[8, 256, 256\]"),
     ("phi3", set_key("phi3.rope.dimension_count", 65), r"'phi3.rope.dimension_count': is 65; expected an even number"),
     ("olmo2", set_key("olmo2.rope.scaling.type", "su"), r"is 'su'; expected one of none, linear, longrope, yarn"),
     ("qwen3", set_key("qwen3.attention.value_length", 64), r"'qwen3.attention.value_length': is 64; expected .* 128"),

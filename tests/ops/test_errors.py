@@ -12,7 +12,7 @@ from m3jit.isa.types import I32, I64, NEW_STATE, Q8_0, Tensor
 from tests.ops.cases import execute, noise, tensor
 from tests.ops.witness_layout import blocks
 
-X, M = tensor(noise(5)), tensor(noise(2, 3))
+X, M, E = tensor(noise(5)), tensor(noise(2, 3)), tensor(noise(2, 3, 5))
 Q8 = blocks((4, 64), Q8_0)
 IDS = tensor([0, 1], I32)
 FLAGS = Tensor.of(np.ones(5, bool))
@@ -89,6 +89,10 @@ REFUSED = [
     ("MATVEC", {"x": X, "w": X}, "a weight is a float or block matrix"),
     ("MATVEC", {"x": tensor(noise(64)), "w": Q8}, "can only be multiplied transposed"),
     ("MATVEC", {"x": tensor(noise(64)), "w": Q8, "precision": "INT8"}, "set TRANSPOSE"),
+    ("MATVEC", {"x": X, "w": E, "experts": tensor(np.array([0]), I64), "transpose": False}, "set TRANSPOSE"),
+    ("MATVEC", {"x": X, "w": E, "experts": tensor(np.array([[0]]), I64), "transpose": True}, "where experts are"),
+    ("MATVEC", {"x": X, "w": M, "experts": tensor(np.array([[0]]), I64), "transpose": True}, r"tensor \[E, N, K\], got"),
+    ("MATVEC", {"x": X, "w": E, "experts": tensor(np.array([0, 2]), I64), "transpose": True}, "expert 2 at position 1"),
     ("MATVEC", {"x": X, "w": M, "precision": "INT8"}, "INT8 multiplies block-quantised weights, got F32"),
     ("FFN", {"x": M, "w1": M, "w2": M}, "inner lengths differ"),
     ("FFN", {"x": M, "w1": tensor(noise(3, 4)), "w2": tensor(noise(4, 2)), "b3": X}, "B3 but no weight W3"),

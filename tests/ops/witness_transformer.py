@@ -279,6 +279,36 @@ def matvec() -> Iterator[Case]:
     for precision, dtype in (("FP16", F16), ("BF16", FLOATS[2])):
         yield Case(precision, {"x": tensor(x), "w": tensor(w.T), "precision": precision},
                    close(x.astype(np.float64) @ w.T.astype(np.float64), dtype, 8, np.abs(x) @ np.abs(w).T))
+    yield from _experts()
+
+
+def _experts() -> Iterator[Case]:
+    """Rows that are multiplied with chosen matrices: each product by itself, in float64."""
+    for i, dtype in enumerate((None, *WEIGHTS)):
+        block = dtype.block if dtype else 1
+        count, n, k = 3, 16 if i % 2 else 5, 2 * block if dtype else 70
+        w = blocks((count, n, k), dtype, i) if dtype else tensor(noise(count, n, k, seed=i))
+        dense = (decoded(w) if dtype else w.data).astype(np.float64)
+        for rows, chosen in (((), (2,)), ((3,), (2,)), ((2, 2), (2,)), ((0,), (4,)), ((3,), (1,))):
+            ids = np.random.default_rng(i).integers(0, count, (*rows, *chosen))
+            for shared in (True, False):
+                x = noise(*rows, *(() if shared else chosen), k, seed=i + 1)
+                each = np.broadcast_to(x[..., None, :], (*ids.shape, k)) if shared else x
+                operands = {"x": tensor(x), "w": w, "experts": tensor(ids, I64), "transpose": True}
+                label = f"experts {w.dtype} {rows} {chosen} {shared}"
+                size = np.einsum("...k,...nk->...n", np.abs(each.astype(np.float64)), np.abs(dense[ids]))
+                if shared or dtype is None:
+                    y = np.einsum("...k,...nk->...n", each.astype(np.float64), dense[ids])
+                    yield Case(label, operands, close(y, F32, 2 + k / 64, size), (*ids.shape, n))
+                if dtype:
+                    y = np.einsum("...k,...nk->...n", quantised(each.astype(np.float64), block), dense[ids])
+                    yield Case(f"INT8 {label}", {**operands, "precision": "INT8"}, close(y, F32, 12, size),
+                               (*ids.shape, n))
+    x, w, bias, ids = noise(2, 9, seed=1), noise(3, 4, 9, seed=2), noise(3, 4, seed=3), np.array([[2, 0], [1, 1]])
+    y = np.einsum("tk,tjnk->tjn", x.astype(np.float64), w[ids].astype(np.float64)) + bias[ids]
+    yield Case("experts, bias", {"x": tensor(x), "w": tensor(w), "bias": tensor(bias), "experts": tensor(ids, I64),
+                                 "transpose": True, "act": "SILU"},
+               close(ACT["SILU"](y), F32, 8, np.abs(y) + 5))
 
 
 @witness("FFN")

@@ -13,11 +13,11 @@ from m3jit.models.architectures.llama import Llama
 from m3jit.models.architectures.mamba import Mamba, Mamba2
 from m3jit.models.architectures.olmo2 import Olmo2
 from m3jit.models.architectures.phi3 import Phi3
-from m3jit.models.architectures.qwen import Qwen2, Qwen3
+from m3jit.models.architectures.qwen import Qwen2, Qwen3, Qwen3Moe
 from m3jit.models.pooling import Embedder, as_stated, encoding, hidden_states
 from m3jit.models.program import Compiler, generation
 
-GENERATORS = (Llama, Qwen2, Qwen3, Gemma2, Gemma3, Phi3, Olmo2, Mamba, Mamba2, Jamba, GraniteHybrid)
+GENERATORS = (Llama, Qwen2, Qwen3, Qwen3Moe, Gemma2, Gemma3, Phi3, Olmo2, Mamba, Mamba2, Jamba, GraniteHybrid)
 EMBEDDERS: dict[str, Embedder] = {model.name: hidden_states(model) for model in GENERATORS} | {Bert.name: encoding(Bert)}
 ARCHITECTURES: dict[str, Compiler] = {model.name: generation(model) for model in GENERATORS} | {
     Bert.name: as_stated(Bert.name, EMBEDDERS[Bert.name])}

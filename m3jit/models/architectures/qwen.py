@@ -1,11 +1,12 @@
-"""qwen2 (Qwen 2 and 2.5; Yang et al. 2024) and qwen3 (Yang et al. 2025).
+"""qwen2 (Qwen 2 and 2.5; Yang et al. 2024), qwen3 and qwen3moe (Yang et al. 2025).
 
 Layers as llama's.  qwen2: Wq, Wk and Wv have biases.  qwen3: none, but queries and keys are normalised per head before
-the rotation, by gains that all heads share.
+the rotation, by gains that all heads share.  qwen3moe: as qwen3, with experts for feed-forward layers.
 """
 from __future__ import annotations
 
 from m3jit.models.architectures.decoder import Decoder
+from m3jit.models.architectures.experts import Experts
 from m3jit.models.model_source import LAYER_PREFIX, Shapes
 from m3jit.models.program import Writer
 
@@ -33,3 +34,10 @@ class Qwen2(Decoder):
 
 class Qwen3(HeadNorms):
     name = "qwen3"
+
+
+class Qwen3Moe(Experts, HeadNorms):
+    name = "qwen3moe"
+
+    def read(self) -> None:
+        self.read_experts(self.hidden // max(1, self.keys.need("expert_used_count", int)))
