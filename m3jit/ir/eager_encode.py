@@ -1,6 +1,6 @@
 """ggml's reference quantisation over NumPy: f32 rows to packed blocks, the bytes the gguf package writes.
 
-The formulas stand at QUANTIZE (`m3jit/isa/tensor.py`).
+The formulas stand at QUANTIZE (`m3jit/isa/tensor.py`).  Q4_K and Q6_K, which the package has not: `eager_encode_k`.
 """
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Callable
 import numpy as np
 
 from m3jit.errors import OperandError
+from m3jit.ir.eager_blocks import e8m0
+from m3jit.ir.eager_encode_k import encode_q4_k, encode_q6_k
 from m3jit.isa.types import DType
+
+AT_ONCE = 1 << 18                            # elements packed together: what stays in a cache
+
 
 def pack_planes(q: np.ndarray, size: int, bits: int) -> np.ndarray:
     """The inverse of `eager_blocks.planes`: [.., elements] as bytes whose lowest `bits` bits are the first `size`
@@ -96,17 +101,52 @@ def _encode_affine(bits: int) -> Callable[[np.ndarray], list[np.ndarray]]:
     return encode_blocks
 
 
+def _ternary(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(digits 0..2, d): x / max |x| rounded, + 1."""
+    d = np.max(np.abs(x), axis=-1, keepdims=True)
+    return (_round_away(x * _inverse(d)).astype(np.int8) + np.int8(1)).view(np.uint8), d
+
+
+def _encode_tq1_0(x):
+    digits, d = _ternary(x)
+    return [pack_trits(digits), _half_bytes(d)]
+
+
+def _encode_tq2_0(x):
+    digits, d = _ternary(x)
+    return [pack_planes(digits, 32, 2), _half_bytes(d)]
+
+
+# halfway points of the magnitudes 0 1 2 3 4 6 8 12; a value on one takes the smaller
+_E2M1_LIMITS = np.array([0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0])
+
+
+def _encode_mxfp4(x):
+    """e = floor(log2(max |x|)) - 2 + 127, at least 0 (log2 rounded to f32, as ggml has it); codes: the nearest value."""
+    peak = np.max(np.abs(x), axis=-1, keepdims=True).astype(np.float64)
+    log = np.floor(np.log2(np.where(peak > 0, peak, 1.0)).astype(np.float32))
+    e = np.where(peak > 0, np.maximum(log + 125, 0), 0).astype(np.uint8)
+    magnitude = np.abs(x) / e8m0(e).astype(np.float64)                # exact: a division by a power of two
+    code = (magnitude[..., None] > _E2M1_LIMITS).sum(axis=-1, dtype=np.uint8)
+    return [e, _pair(code | ((x < 0) & (code > 0)).astype(np.uint8) << 3)]
+
+
 _ENCODE: dict[str, Callable[[np.ndarray], list[np.ndarray]]] = {
     "Q8_0": _encode_q8_0, "Q4_0": _encode_symmetric(4), "Q5_0": _encode_symmetric(5), "Q4_1": _encode_affine(4),
-    "Q5_1": _encode_affine(5),
+    "Q5_1": _encode_affine(5), "TQ1_0": _encode_tq1_0, "TQ2_0": _encode_tq2_0, "MXFP4": _encode_mxfp4,
+    "Q4_K": encode_q4_k, "Q6_K": encode_q6_k,
 }
+TYPES = tuple(_ENCODE)
 
 
 def encode(dtype: DType, x: np.ndarray) -> np.ndarray:
     """f32 [.., columns] (finite, whole blocks) packed to [.., row bytes]."""
     if dtype.name not in _ENCODE:
         raise OperandError(f"QUANTIZE makes {', '.join(sorted(_ENCODE))}; {dtype.name} tensors come from model files")
-    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // dtype.block, dtype.block)
+    blocks = x.reshape(x.size // dtype.block, dtype.block)
+    out = np.empty((len(blocks), dtype.nbytes), np.uint8)
+    step = AT_ONCE // dtype.block
     with np.errstate(all="ignore"):
-        raw = np.concatenate(_ENCODE[dtype.name](blocks), axis=-1)
-    return raw.reshape(*x.shape[:-1], dtype.row_bytes(x.shape[-1]))
+        for at in range(0, len(blocks), step):
+            out[at:at + step] = np.concatenate(_ENCODE[dtype.name](blocks[at:at + step]), axis=-1)
+    return out.reshape(*x.shape[:-1], dtype.row_bytes(x.shape[-1]))

@@ -30,7 +30,7 @@ def _dtype_field(names: list[str]) -> Enum:
 
 
 PLAIN_TYPE = _dtype_field([d.name for d in PLAIN])
-BLOCK_TYPE = _dtype_field(["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+BLOCK_TYPE = _dtype_field(["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4", "Q4_K", "Q6_K"])
 
 
 @op(0x01, "TENSOR", shape="SHAPE", dtypes=ANY, positional=("shape", "dtype"), reads=("memory",),
@@ -60,12 +60,16 @@ def cast(xp, rd: Rd, x: R1, dtype: PLAIN_TYPE[0]):
 @op(0x68, "QUANTIZE", shape="that of x", dtypes=FLOAT, positional=("type",), key_aliases={"Q": "type", "DTYPE": "type"},
     source="ggml's reference quantisation", sample={"type": "Q8_0"})
 def quantize(xp, rd: Rd, x: R1, type: BLOCK_TYPE[0]):
-    """rd = x packed into blocks of 32 along its last axis, with the scales and roundings of ggml's reference.
+    """rd = x packed into blocks along its last axis (256 elements for TQ1_0 TQ2_0 Q4_K Q6_K, else 32), with the scales
+    and roundings of ggml's reference.
 
     Q8_0: d = amax / 127, q = round(x / d), halves away from zero.  Q4_0 and Q5_0: d = (element of largest magnitude)
     / -8 or -16, q = trunc(x / d + 8.5 or 16.5), at most 15 or 31.  Q4_1 and Q5_1: d = (max - min) / 15 or 31, m = min,
-    q = trunc((x - m) / d + 0.5).  d and m are stored as F16; a block whose 1 / d overflows becomes zeros.
-    Traps: a last axis that is no multiple of 32; infinities or NaN; a scale beyond F16."""
+    q = trunc((x - m) / d + 0.5).  TQ1_0 and TQ2_0: d = amax, q = round(x / d) in -1..1.  d and m are stored as F16; a
+    block whose 1 / d overflows becomes zeros.  MXFP4: d = 2^(floor(log2(amax)) - 2), at least 2^-127 (log2 in f32), q
+    the nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, the smaller of two.  Q4_K and Q6_K: ggml's weighted
+    least-squares searches over 21 and 19 candidates (m3jit/ir/eager_encode_k.py states them), folds in order.
+    Traps: a last axis that is no multiple of the block; infinities or NaN; a scale beyond F16."""
     return xp.quantize(x, DTYPES[type])
 
 

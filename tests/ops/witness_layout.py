@@ -10,6 +10,7 @@ from gguf import quants
 
 from m3jit.isa.types import (BF16, BOOL, DTYPES, F16, F32, I8, I16, I32, I64, PLAIN, Q4_1, Q6_K, Q8_0, U8, DType,
                              Tensor)
+from tests.ops import quantisers
 from tests.ops.cases import FLOATS, Case, noise, rounded, same, tensor, values, witness
 
 
@@ -119,20 +120,28 @@ def _cast_float(v: np.ndarray, target: DType) -> np.ndarray:
 
 @witness("QUANTIZE")
 def quantize() -> Iterator[Case]:
-    for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
+    for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "TQ1_0", "TQ2_0"):
+        times = DTYPES[name].block // 32
         for i, shape in enumerate([(0, 32), (32,), (1, 32), (3, 96), (2, 3, 64)]):
+            shape = (*shape[:-1], shape[-1] * times)
             x = noise(*shape, seed=i)
             if x.size:
                 x[..., :32] = np.rint(x[..., :32] * 4)            # exact halves and equal magnitudes
             want = quants.quantize(x, gguf.GGMLQuantizationType[name]) if x.size else np.zeros(
                 (0, DTYPES[name].nbytes), np.uint8)
             yield Case(f"{name} {shape}", {"x": tensor(x), "type": name}, bits(want))
-        half = tensor(noise(3, 64, seed=9), F16)
+        half = tensor(noise(3, 64 * times, seed=9), F16)
         yield Case(f"{name} of F16", {"x": half, "type": name},
                    bits(quants.quantize(values(half).astype(np.float32), gguf.GGMLQuantizationType[name])))
-        zero = np.zeros((1, 32), np.float32)
+        zero = np.zeros((1, 32 * times), np.float32)
         yield Case(f"{name} of zeros", {"x": tensor(zero), "type": name},
                    bits(quants.quantize(zero, gguf.GGMLQuantizationType[name])))
+    for name, search in (("Q4_K", quantisers.q4_k), ("Q6_K", quantisers.q6_k)):
+        x = noise(3, 256, seed=2)
+        x[1, :64], x[2] = 0, np.abs(x[2]) + np.float32(0.5)
+        yield Case(name, {"x": tensor(x), "type": name}, bits(np.array([search(row) for row in x])))
+        yield Case(f"{name}, no rows", {"x": tensor(noise(0, 256)), "type": name},
+                   bits(np.zeros((0, DTYPES[name].nbytes), np.uint8)))
 
 
 @witness("DEQUANT")
