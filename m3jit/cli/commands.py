@@ -11,6 +11,7 @@ from m3jit.cli import EXIT_CODES
 COMMANDS = {                                           # name -> (module, attribute), in the order of the help
     "run": ("run", "run"),
     "serve": ("serve", "serve"),
+    "chat": ("chat", "chat"),
     "tokenize": ("tokenize", "tokenize"),
     "embed": ("embed", "embed"),
     "compile": ("compile", "compile_model"),

@@ -97,11 +97,20 @@ def _model_program(found: Any, models: Any, sampling: dict[str, Any], prompts: l
     if not text:
         raise UserError(f"{found.reference}: no prompt; give one with --prompt, --input FILE or on standard input")
     if options["chat"]:
-        from m3jit.cli.chat import chat_tokens
         prompts = [chat_tokens(model, text, options["system"])]
     else:
         prompts = [text]
     return models.models.program(model, found.reference, model_options(sampling)), prompts
+
+
+def chat_tokens(model: Any, prompt: str, system: str | None) -> Any:
+    """Token ids of a message in the model's chat template.  UserError: it has none, or one that fails."""
+    import numpy as np
+
+    from m3jit.models.chat_template import ChatTemplate
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    return np.array(ChatTemplate(model.tokenizer).tokens(messages), np.int64)
 
 
 def _run(program: Any, models: Any, prompts: list[Any], limit: int | None, options: dict[str, Any]) -> int:

@@ -93,6 +93,25 @@ class ChatTemplate:
             ids = [tokenizer.bos, *ids]
         return ids
 
+    def continuation(self, messages: Sequence[Message], spoken: str, *, now: datetime | None = None,
+                     **variables: Any) -> list[int] | None:
+        """Token ids that follow a generated answer, for a model whose state holds everything before them.
+
+        messages: end with the answer's message and the next one.  spoken: the answer as it was generated, which may have
+        white space around it that its message lacks.  None when the template writes what came before otherwise than it
+        did when the answer was generated (some leave thoughts out), or messages hold control tokens: use `tokens`."""
+        messages = checked(messages)
+        guard = _Guard(self.tokenizer.control_texts(), [self.source, messages, variables])
+        guard.mark([messages, variables])
+        if guard.used:
+            return None
+        before = self._render(messages[:-2], None, True, now, variables)
+        after = self._render(messages, None, True, now, variables)
+        for answer in (spoken, spoken.lstrip(), spoken.rstrip(), spoken.strip()):
+            if after.startswith(before + answer):
+                return self.tokenizer.encode(after[len(before + answer):], special=True, add_bos=False, add_eos=False)
+        return None
+
     def _render(self, messages: Any, tools: Any, add_generation_prompt: bool, now: datetime | None,
                 variables: Mapping[str, Any]) -> str:
         from jinja2 import TemplateError

@@ -31,18 +31,20 @@ def write_prompt(w: Line, seen: bool, conversation: bool = False) -> None:
     seen: keep the tokens so far in rSeen, for a repetition penalty."""
     w("main:")
     w("LOADI rModel, @model")
+    w(f"LOADI rFinish, {RUNNING}")
+    w("LOADI rToken, -1", "no token drawn yet")
+    w("LOADI rMinus, -1.0")
     if conversation:
         w("LOADI rPos, 0", "position of the next token")
         w()
         w("turn:")
-    w(f"LOADI rFinish, {RUNNING}")
-    w("LOADI rToken, -1", "no token drawn yet")
-    w("LOADI rMinus, -1.0")
     w("SENSE rPrompt, USER_INPUT TEXT MODEL=rModel", "token ids of the prompt")
     w("DIM rCount, rPrompt, 0")
     w("COMPARE rCount, 0")
     if conversation:
         w("IF_EQUAL goodbye", "nothing more is said")
+        w(f"LOADI rFinish, {RUNNING}")
+        w("LOADI rToken, -1", "no token drawn yet")
     else:
         w("IF_EQUAL stop", "an empty prompt generates nothing")
     if seen and conversation:
