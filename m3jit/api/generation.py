@@ -88,6 +88,9 @@ class LanguageModel:
         self.reference, self._models, self._backend, self._threads = reference, models, backend, threads
         self.limit, self._template_text, self._template_lock = limit, chat_template, threading.Lock()
         self.model = models.load(reference)
+        if not self.model.generates:
+            raise UserError(f"{self.model.path}: a model of architecture {self.model.architecture!r} gives vectors, "
+                            "not text; m3jit.load_embedder and `m3jit embed` run it")
         self._program = functools.lru_cache(maxsize=8)(self._compile)
 
     @property
@@ -202,8 +205,8 @@ class LanguageModel:
 class Generation:
     """A text that is being generated: an iterator of `Piece`.
 
-    `text`, `tokens`, `usage` and `finish_reason` (None until the end) say what came so far.  Leaving a loop over it does
-    not end it; `cancel` does, and so does dropping it."""
+    `text`, `tokens`, `usage` and `finish_reason` (None until the end) say what came so far.  Leaving a loop over it
+    does not end it; `cancel` does, and so does dropping it."""
 
     def __init__(self, generated: GeneratedText):
         self._generated, self._pieces = generated, self._run(generated)

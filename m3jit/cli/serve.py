@@ -14,7 +14,8 @@ from m3jit.cli.options import Finite, Size, UsageError
               help="Where to listen; 0.0.0.0: on every network of this machine.")
 @click.option("--port", "-p", type=click.IntRange(0, 65535), metavar="N", default=8080, show_default=True,
               help="0: a free one, which is printed.")
-@click.option("--name", "names", multiple=True, metavar="NAME", help="Name clients know the model by [MODEL]; repeated: all of them.")
+@click.option("--name", "names", multiple=True, metavar="NAME",
+              help="Name clients know the model by [MODEL]; repeated: all of them.")
 @click.option("--api-key", "keys", multiple=True, metavar="KEY", envvar="M3JIT_API_KEY",
               help="Let only clients with this key in (also from the environment: M3JIT_API_KEY).")
 @click.option("--batch", type=click.IntRange(1, 1024), metavar="N", default=16, show_default=True,
@@ -34,15 +35,21 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
     """Serve MODEL (a file, a name, or the embedded default) over HTTP, as OpenAI's clients expect it."""
     from m3jit.api.generation import load_model
     from m3jit.cli.terminal import note
+    from m3jit.models.provider import Models
     from m3jit.serve.server import Server, needs_libraries
     needs_libraries()
     if any(not key for key in keys):
         raise UsageError("--api-key: is empty")
     from m3jit.serve.app import Limits
-    loaded = load_model(model, backend=backend, threads=threads, context=context, chat_template=_read(chat_template))
-    server = Server(loaded, names or (os.path.basename(model),), host=host, port=port, batch=batch, queue=queue,
-                    limits=Limits(keys, max_body, drain))
-    note(f"serving {loaded.name} at {server.url}/v1")
+    from m3jit.serve.embeddings import Vectors
+    found = Models().load(model)
+    loaded = None
+    if found.generates:
+        loaded = load_model(model, backend=backend, threads=threads, context=context,
+                            chat_template=_read(chat_template))
+    server = Server(loaded, Vectors(model, backend, threads, queue), names or (os.path.basename(model),), host=host,
+                    port=port, batch=batch, queue=queue, limits=Limits(keys, max_body, drain))
+    note(f"serving {found.name} at {server.url}/v1")
     try:
         server.run()
     except (KeyboardInterrupt, SystemExit):            # uvicorn raises its signals again when it has ended

@@ -11,7 +11,7 @@ from m3jit.errors import UserError
 from m3jit.isa.types import DTYPES, F32, Tensor
 from m3jit.models import store
 from m3jit.models.adapters import Adapter, is_adapter
-from m3jit.models.architectures import ARCHITECTURES, EMBEDDERS
+from m3jit.models.architectures import ARCHITECTURES, EMBEDDERS, GENERATORS
 from m3jit.models.folder_tokenizer import FolderTokenizer
 from m3jit.models.gguf_shards import open_gguf
 from m3jit.models.hf_folder import HFFolder
@@ -47,6 +47,11 @@ class SourceModel:
         self.name = self.file.value("general.name", str, default=self.path.stem)
         self._tensors: dict[str, Tensor] = {}
         self._tokenizer: Tokenizer | FolderTokenizer | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text (an encoder gives vectors only)."""
+        return self.architecture not in EMBEDDERS or self.architecture in {model.name for model in GENERATORS}
 
     @property
     def tokenizer(self) -> Tokenizer | FolderTokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, AsyncIterator, Callable, Sequence
@@ -18,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 from m3jit.api.generated import Piece
 from m3jit.api.generation import LanguageModel, Settings
 from m3jit.errors import M3Error, UserError
-from m3jit.serve import requests
+from m3jit.serve import embeddings, requests
 from m3jit.serve.engine import Busy, Engine, Stopping
 from m3jit.serve.errors import ApiError
+from m3jit.serve.metrics import Metrics
 from m3jit.serve.replies import DONE, ChatReply, CompletionReply, Reply, event
 
 GONE_STATUS = 499                                      # nginx's number for a client that went away; only counted
@@ -36,6 +38,13 @@ class Limits:
 
 class ClientGone(Exception):
     """The client closed its connection."""
+
+
+async def _until_gone(receive: Receive, then: Callable[[], None]) -> None:
+    """Wait for the client to close its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    then()
 
 
 class Texts:
@@ -54,12 +63,7 @@ class Texts:
                     pass
             return put
         self._tickets = engine.submit([(ids, settings, deliver(i)) for i, (ids, settings) in enumerate(jobs)])
-        self._watch = loop.create_task(self._watch_client(receive))
-
-    async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._events.put_nowait(None)
+        self._watch = loop.create_task(_until_gone(receive, lambda: self._events.put_nowait(None)))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """(text, piece) as they come.  Raises ClientGone, or what ended a text."""
@@ -126,12 +130,26 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 class Service:
-    """The endpoints of one model."""
+    """The endpoints of one model.  engine None: the model gives vectors only."""
 
-    def __init__(self, model: LanguageModel, engine: Engine, names: Sequence[str], limits: Limits):
-        self.model, self.engine, self.names, self.limits = model, engine, tuple(names), limits
+    def __init__(self, engine: Engine | None, vectors: embeddings.Vectors, names: Sequence[str], limits: Limits,
+                 metrics: Metrics):
+        self._engine, self.vectors, self.metrics = engine, vectors, metrics
+        self.names, self.limits = tuple(names), limits
 
-    # -- generating -----------------------------------------------------------------------------------------------------
+    @property
+    def engine(self) -> Engine:
+        """The scheduler of texts.  ApiError 400 when the model writes none."""
+        if self._engine is None:
+            raise ApiError(400, f"model {self.names[0]!r} gives vectors, not text; ask /v1/embeddings",
+                           "unsupported_model", "model")
+        return self._engine
+
+    @property
+    def model(self) -> LanguageModel:
+        return self.engine.model
+
+    # -- generating -------------------------------------------------------------------------------------------------
     async def chat(self, request: Request) -> Response:
         asked = requests.chat_request(requests.parse(await self._body(request)))
         requests.same_model(asked.text.model, self.names)
@@ -161,7 +179,8 @@ class Service:
     def _jobs(self, prompts: Sequence[list[int]], asked: requests.TextRequest) -> list[tuple[list[int], Settings]]:
         """Every text has a seed of its own; a request without one gets one by chance, and is told it."""
         seed = asked.settings.seed if asked.settings.seed is not None else secrets.randbits(53)
-        return [(ids, replace(asked.settings, seed=(seed + i) % 2 ** 64)) for ids in prompts for i in range(asked.choices)]
+        return [(ids, replace(asked.settings, seed=(seed + i) % 2 ** 64))
+                for ids in prompts for i in range(asked.choices)]
 
     async def _answer(self, request: Request, jobs: Any, reply: Reply, asked: requests.TextRequest) -> Response:
         texts = Texts(self.engine, jobs, request.receive)
@@ -175,10 +194,24 @@ class Service:
             texts.close()
         return JSONResponse(reply.result())
 
-    # -- the rest ---------------------------------------------------------------------------------------------------------
+    # -- vectors ----------------------------------------------------------------------------------------------------
+    async def embed(self, request: Request) -> Response:
+        asked = embeddings.embedding_request(requests.parse(await self._body(request)))
+        requests.same_model(asked.model, self.names)
+        gone = threading.Event()
+        watch = asyncio.create_task(_until_gone(request.receive, gone.set))
+        try:
+            found = await run_in_threadpool(self.vectors.answer, asked, self.names[0], gone)
+        finally:
+            watch.cancel()
+        if gone.is_set():
+            raise ClientGone
+        return JSONResponse(found)
+
+    # -- the rest ---------------------------------------------------------------------------------------------------
     async def models(self, request: Request) -> Response:
-        facts = [{"id": name, "object": "model", "created": 0, "owned_by": "m3jit", "context_length": self.model.context}
-                 for name in self.names]
+        more = {"context_length": self._engine.model.context} if self._engine is not None else {}
+        facts = [{"id": name, "object": "model", "created": 0, "owned_by": "m3jit", **more} for name in self.names]
         name = request.path_params.get("name")
         if name is None:
             return JSONResponse({"object": "list", "data": facts})
@@ -186,10 +219,11 @@ class Service:
         return JSONResponse(facts[self.names.index(name)])
 
     async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "active": self.engine.active, "waiting": self.engine.waiting})
+        active, waiting = (self._engine.active, self._engine.waiting) if self._engine is not None else (0, 0)
+        return JSONResponse({"status": "ok", "active": active, "waiting": waiting})
 
-    async def metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self.engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def show_metrics(self, request: Request) -> Response:
+        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _body(self, request: Request) -> bytes:
         """The body, up to the limit."""
@@ -197,7 +231,7 @@ class Service:
         async for part in request.stream():
             size += len(part)
             if size > self.limits.body:
-                raise ApiError(413, f"the body has more than {self.limits.body} bytes, which is the most this server takes",
+                raise ApiError(413, f"the body has more than {self.limits.body} bytes, the most this server takes",
                                "body_too_large")
             parts.append(part)
         return b"".join(parts)
@@ -226,30 +260,33 @@ class Service:
                 found = as_api_error(error)
                 response = JSONResponse(found.body, found.status, found.headers)
             route = request.scope.get("route")
-            self.engine.metrics.request(getattr(route, "path", request.url.path), response.status_code)
+            self.metrics.request(getattr(route, "path", request.url.path), response.status_code)
             return response
         return handle
 
 
-def application(model: LanguageModel, engine: Engine, names: Sequence[str], limits: Limits = Limits()) -> Starlette:
-    """The ASGI application of an engine; its end closes the engine."""
-    service = Service(model, engine, names, limits)
+def application(engine: Engine | None, vectors: embeddings.Vectors, names: Sequence[str], limits: Limits,
+                metrics: Metrics) -> Starlette:
+    """The ASGI application of a model; its end closes the engine."""
+    service = Service(engine, vectors, names, limits, metrics)
 
     def route(path: str, handler: Callable[[Request], Any], method: str) -> Route:
         return Route(path, service.endpoint(handler), methods=[method])
 
     async def missing(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
-        message = f"{request.method} {request.url.path}: " + \
-            ("no such path" if status == 404 else f"{request.method} is not what this path takes")
-        return JSONResponse(ApiError(status, message, "not_found" if status == 404 else "method_not_allowed").body, status)
+        what = "no such path" if status == 404 else f"{request.method} is not what this path takes"
+        code = "not_found" if status == 404 else "method_not_allowed"
+        return JSONResponse(ApiError(status, f"{request.method} {request.url.path}: {what}", code).body, status)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await run_in_threadpool(engine.close, limits.drain)
+        if engine is not None:
+            await run_in_threadpool(engine.close, limits.drain)
     return Starlette(routes=[
         route("/v1/chat/completions", service.chat, "POST"), route("/v1/completions", service.complete, "POST"),
-        route("/v1/models", service.models, "GET"), route("/v1/models/{name:path}", service.models, "GET"),
-        route("/health", service.health, "GET"), route("/metrics", service.metrics, "GET")],
+        route("/v1/embeddings", service.embed, "POST"), route("/v1/models", service.models, "GET"),
+        route("/v1/models/{name:path}", service.models, "GET"), route("/health", service.health, "GET"),
+        route("/metrics", service.show_metrics, "GET")],
         exception_handlers={404: missing, 405: missing}, lifespan=lifespan)

@@ -1,8 +1,8 @@
 """The scheduler of a server: one thread that runs all texts of a model together.
 
-Requests wait in a bounded queue; at most `batch` texts are generated at once, a round (`m3jit.Batch.step`) moves each of
-them by a token or by a chunk of its prompt, and texts join and leave between rounds.  What a text says does not depend on
-the others.
+Requests wait in a bounded queue; at most `batch` texts are generated at once, a round (`m3jit.Batch.step`) moves each
+of them by a token or by a chunk of its prompt, and texts join and leave between rounds.  What a text says does not depend
+on the others.
 """
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Engine:
     def active(self) -> int:
         return len(self._active)
 
-    # -- from any thread ----------------------------------------------------------------------------------------------
+    # -- from any thread --------------------------------------------------------------------------------------------
     def submit(self, jobs: Sequence[tuple[Sequence[int], Settings, Deliver]]) -> list[Ticket]:
         """Queue texts, all or none of them.  Raises Busy or Stopping."""
         with self._lock:
@@ -114,7 +114,7 @@ class Engine:
             ticket.cancel()
         self._thread.join()
 
-    # -- the engine's thread --------------------------------------------------------------------------------------------
+    # -- the engine's thread ----------------------------------------------------------------------------------------
     def _run(self) -> None:
         while self._admit():
             if not self._active:

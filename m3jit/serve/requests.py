@@ -144,8 +144,8 @@ def chat_request(fields: Fields) -> ChatRequest:
     tools, names, call = _tool_choice(fields.take("tool_choice", "auto"), tools, names)
     grammar = _response_format(fields.take("response_format", {"type": "text"}))
     if call is not None and grammar is not None:
-        raise ApiError(400, "response_format: cannot be joined with a tool_choice that asks for a call", "invalid_value",
-                       "response_format")
+        raise ApiError(400, "response_format: cannot be joined with a tool_choice that asks for a call",
+                       "invalid_value", "response_format")
     top = fields.whole("top_logprobs", 0, hosted.BEST, None)
     wanted = fields.flag("logprobs")
     if top is not None and not wanted:
@@ -174,7 +174,8 @@ def _tools(value: Any) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     names = []
     for i, tool in enumerate(value):
         function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or tool.get("type") != "function":
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or \
+                tool.get("type") != "function":
             raise ApiError(400, f'tools[{i}]: {{"type": "function", "function": {{"name": ...}}}} is expected',
                            "invalid_value", f"tools[{i}]")
         names.append(function["name"])
@@ -193,8 +194,8 @@ def _tool_choice(choice: Any, tools: list[dict[str, Any]], names: tuple[str, ...
     else:
         function = choice.get("function") if isinstance(choice, dict) else None
         if not isinstance(function, dict) or function.get("name") not in names:
-            raise ApiError(400, 'tool_choice: "auto", "none", "required" or one of the tools is expected', "invalid_value",
-                           "tool_choice")
+            raise ApiError(400, 'tool_choice: "auto", "none", "required" or one of the tools is expected',
+                           "invalid_value", "tool_choice")
         wanted = (function["name"],)
     if not wanted:
         raise ApiError(400, "tool_choice: asks for a call, but there are no tools", "invalid_value", "tool_choice")
@@ -211,7 +212,8 @@ def _response_format(value: Any) -> Grammar | None:
     if kind == "text":
         return None
     if kind not in ("json_object", "json_schema", "regex", "grammar"):
-        raise wrong("response_format", 'an object with type "text", "json_object", "json_schema", "regex" or "grammar"', value)
+        raise wrong("response_format", 'an object with type "text", "json_object", "json_schema", "regex" or "grammar"',
+                    value)
     needs_grammars("response_format")
     if kind == "json_object":
         return Grammar("json_object")
@@ -251,8 +253,8 @@ def completion_request(fields: Fields) -> CompletionRequest:
     text = text_request(fields, logprobs, grammar, fields.whole("max_tokens", 1, 2 ** 31 - 1, 16))
     fields.finish()
     if len(prompts) * text.choices > MOST_CHOICES:
-        raise ApiError(400, f"prompt: {len(prompts)} prompts, {text.choices} texts each; at most {MOST_CHOICES} texts in one "
-                            "request", "invalid_value", "prompt")
+        raise ApiError(400, f"prompt: {len(prompts)} prompts, {text.choices} texts each; at most {MOST_CHOICES} texts in "
+                            "one request", "invalid_value", "prompt")
     return CompletionRequest(text, prompts, echo)
 
 
@@ -269,7 +271,7 @@ def prompts_of(name: str, value: Any) -> list[str | list[int]]:
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+    return isinstance(value, list) and bool(value) and all(type(v) is int for v in value)
 
 
 def same_model(asked: str, served: Sequence[str]) -> None:

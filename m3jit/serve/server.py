@@ -7,7 +7,9 @@ from typing import Any, Callable, Sequence
 
 from m3jit.api.generation import LanguageModel
 from m3jit.errors import UnsupportedError, UserError
+from m3jit.serve.embeddings import Vectors
 from m3jit.serve.engine import Engine
+from m3jit.serve.metrics import Metrics
 
 BACKLOG = 2048
 
@@ -31,25 +33,27 @@ def listen(host: str, port: int) -> socket.socket:
         found.listen(BACKLOG)
         return found
     except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another --host or --port") from None
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another --host or --port"
+                        ) from None
 
 
 class Server:
     """A server that runs until it is stopped: by a signal when it runs in the main thread, or by `stop`."""
 
-    def __init__(self, model: LanguageModel, names: Sequence[str], *, host: str = "127.0.0.1", port: int = 8080,
-                 batch: int = 16, queue: int = 64, limits: Any = None):
+    def __init__(self, model: LanguageModel | None, vectors: Vectors, names: Sequence[str], *, host: str = "127.0.0.1",
+                 port: int = 8080, batch: int = 16, queue: int = 64, limits: Any = None):
         needs_libraries()
         import uvicorn
         from m3jit.serve.app import Limits, application
-        limits = limits or Limits()
+        limits, metrics = limits or Limits(), Metrics()
         self.socket = listen(host, port)
         self.host, self.port = self.socket.getsockname()[:2]
-        self.engine = Engine(model, batch, queue)
-        app = application(model, self.engine, names, limits)
+        self.engine = Engine(model, batch, queue, metrics) if model is not None else None
+        self.vectors = vectors
+        app = application(self.engine, vectors, names, limits, metrics)
         self._uvicorn = uvicorn.Server(uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=max(1, round(limits.drain)),
-            server_header=False, backlog=BACKLOG))
+            app, log_level="warning", access_log=False, lifespan="on", server_header=False, backlog=BACKLOG,
+            timeout_graceful_shutdown=max(1, round(limits.drain))))
 
     @property
     def url(self) -> str:
@@ -61,7 +65,8 @@ class Server:
         try:
             self._uvicorn.run(sockets=[self.socket])
         finally:
-            self.engine.close()
+            if self.engine is not None:
+                self.engine.close()
             self.socket.close()
 
     def start(self) -> Callable[[], None]:

@@ -1,8 +1,9 @@
 """Calls of functions in what a model writes.
 
 Two forms are read, those most templates ask for: JSON objects between `<tool_call>` and `</tool_call>`, and a text that
-is nothing but such an object or a list of them (in a fence of backticks, if the model likes).  An object names a function
-under "name" and has its "arguments" (or "parameters").  A text that names no function of the request stays a text.
+is nothing but such an object or a list of them (in a fence of backticks, if the model likes).  An object names a
+function under "name" and has its "arguments" (or "parameters").  A text that names no function of the request stays a
+text.
 """
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator
 
 from m3jit.api.generation import LanguageModel, load_model
 from m3jit.serve.app import Limits
+from m3jit.serve.embeddings import Vectors
 from m3jit.serve.server import Server
 
 TEMPLATE = "{% for t in tools or [] %}tool {{ t.function.name }}\n{% endfor %}" \
@@ -26,17 +27,21 @@ def language_model() -> LanguageModel:
 
 
 def chat_body(text: str = "Hello", **more: Any) -> dict[str, Any]:
-    return {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": 12, "temperature": 0, **more}
+    return {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": 12, "temperature": 0,
+            **more}
 
 
 class Running:
     """A running server; every machine it makes is watched, to see that none stays."""
 
-    def __init__(self, model: LanguageModel, **options: Any):
+    def __init__(self, model: LanguageModel | None, **options: Any):
         self.model = model
-        self.server = Server(model, ["default"], port=0, **options)
+        self.server = Server(model, Vectors("default", "auto", 1, 4), ["default"], port=0, **options)
         self.engine, self.port = self.server.engine, self.server.port
         self.machines: list[weakref.ref] = []
+        self.stop = self.server.start()
+        if model is None:
+            return
         start = model.start
 
         def watched(ids: Any, settings: Any) -> Any:
@@ -44,7 +49,6 @@ class Running:
             self.machines.append(weakref.ref(text.vm))
             return text
         self.engine.model = _With(model, start=watched)
-        self.stop = self.server.start()
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body)."""
@@ -111,7 +115,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 
 @contextmanager
-def running(model: LanguageModel, *, keys: tuple[str, ...] = (), body: int = 1 << 20, drain: float = 30.0,
+def running(model: LanguageModel | None, *, keys: tuple[str, ...] = (), body: int = 1 << 20, drain: float = 30.0,
             **options: Any) -> Iterator[Running]:
     found = Running(model, limits=Limits(keys, body, drain), **options)
     try:

@@ -20,8 +20,9 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 def process(tmp_path):
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    found = subprocess.Popen([sys.executable, "-m", "m3jit", "serve", "default", "--port", "0", "--name", "austen", "--threads", "1",
-                              "--chat-template", str(template), "--drain", "30"], stderr=subprocess.PIPE, text=True,
+    found = subprocess.Popen([sys.executable, "-m", "m3jit", "serve", "default", "--port", "0", "--name", "austen",
+                              "--threads", "1", "--chat-template", str(template), "--drain", "30"],
+                             stderr=subprocess.PIPE, text=True,
                              env=environment(M3JIT_API_KEY="secret"))
     yield found
     found.kill()
@@ -55,8 +56,9 @@ def test_a_port_that_is_taken(capfd):
 
 
 @pytest.mark.parametrize("arguments, code, message", [
-    (["--api-key", ""], 2, "--api-key: is empty"), (["--port", "70000"], 2, "--port"), (["no-such-model"], 1, "no such file"),
-    (["--chat-template", "no-such-file"], 1, "no-such-file: No such file"), (["--host", "no.such.host.invalid"], 1, "cannot listen on")])
+    (["--api-key", ""], 2, "--api-key: is empty"), (["--port", "70000"], 2, "--port"),
+    (["no-such-model"], 1, "no such file"), (["--chat-template", "no-such-file"], 1, "no-such-file: No such file"),
+    (["--host", "no.such.host.invalid"], 1, "cannot listen on")])
 def test_wrong_usage(capfd, arguments, code, message):
     found, _, said = call(capfd, "serve", *arguments)
     assert found == code and message in said

@@ -7,7 +7,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
+
+import m3jit
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
@@ -370,6 +373,56 @@ def test_stop_strings_and_echo(server, model):
                                    "echo": True})
     choice = found["choices"][0]
     assert choice["text"] == "She had been" + whole[:whole.index(stop)] and choice["finish_reason"] == "stop"
+
+
+# -- vectors ----------------------------------------------------------------------------------------------------------
+
+EMBED = "/v1/embeddings"
+
+
+def test_client_gets_vectors(client):
+    """OpenAI's client asks for base64; both forms are the embedder's own bytes."""
+    texts = ["a guitar", "an instrument", "rain"]
+    expected = m3jit.load_embedder("default").embed(texts)
+    packed = client.embeddings.create(model="default", input=texts)
+    assert [np.array(d.embedding, np.float32).tobytes() for d in packed.data] == [row.tobytes() for row in expected]
+    plain = client.embeddings.create(model="default", input=texts[0], encoding_format="float")
+    assert np.array(plain.data[0].embedding, np.float32).tobytes() == expected[0].tobytes()
+    assert packed.usage.prompt_tokens == sum(len(m3jit.load_embedder("default").encode(t)) for t in texts)
+
+
+@pytest.mark.parametrize("body, message", [
+    ({}, "input: a text, token ids"), ({"input": [""]}, "text 1: a text without tokens"),
+    ({"input": ["a", "a " * 999]}, "text 2: the text has"), ({"input": ["a"] * 2049}, "2049 texts; at most 2048"),
+    ({"input": "a", "encoding_format": "hex"}, "encoding_format"), ({"input": "a", "dimensions": 7}, "not 7"),
+    ({"input": [[99999]]}, "99999")], ids=str)
+def test_wrong_vectors(server, body, message):
+    status, found = server.post(EMBED, {"model": "default", **body})
+    assert status == 400 and message in found["error"]["message"]
+
+
+def test_waiting_for_vectors_is_bounded(server):
+    vectors = server.server.vectors
+    with vectors._turn, ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(server.post, EMBED, {"model": "default", "input": "a"}) for _ in range(5)]
+        assert wait_for(lambda: vectors.present == 5)
+        status, found = server.post(EMBED, {"model": "default", "input": "a"})
+        assert status == 429 and found["error"]["code"] == "queue_full"
+        vectors._turn.release()
+        try:
+            assert [f.result()[0] for f in futures] == [200] * 5
+        finally:
+            vectors._turn.acquire()
+    assert vectors.present == 0
+
+
+def test_a_model_that_only_gives_vectors():
+    with running(None) as server:
+        status, found = server.post(CHAT, chat_body())
+        assert status == 400 and "'default' gives vectors, not text; ask /v1/embeddings" in found["error"]["message"]
+        assert server.post(EMBED, {"model": "default", "input": "a"})[0] == 200
+        assert server.request("GET", "/health")[0] == 200 and server.request("GET", "/metrics")[0] == 200
+        assert json.loads(server.request("GET", "/v1/models")[2])["data"][0]["id"] == "default"
 
 
 # -- health, metrics, the end -----------------------------------------------------------------------------------------
