@@ -15,7 +15,7 @@ The contents of positions at or beyond a value's length are unspecified (zero in
 from __future__ import annotations
 
 import threading
-from typing import Mapping
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class KVStream:
     """A stream value.  Every method that changes something returns a new value; this one stays as it is.
 
     geometry: None until the first append fixes it.  dtype: storage of keys and values, one of `DTYPES`."""
-    __slots__ = ("geometry", "dtype", "layers", "__weakref__")
+    __slots__ = ("geometry", "dtype", "layers", "_addresses", "__weakref__")
     kind_name = "KV stream"
 
     def __init__(self, geometry: KVGeometry | None = None, dtype: DType = F16,
@@ -77,6 +77,7 @@ class KVStream:
             raise OperandError(f"a KV stream stores {', '.join(DTYPES)}, not {dtype.name}")
         self.geometry, self.dtype = geometry, dtype
         self.layers: Mapping[int, Layer] = layers if layers is not None else {}
+        self._addresses: tuple[tuple[int, ...], np.ndarray] | None = None     # layers, addresses of their tables
 
     # -- reading ----------------------------------------------------------------------------------------------------
     @property
@@ -92,6 +93,11 @@ class KVStream:
         """Rows of a layer; 0 for a layer without any."""
         return self.layers.get(layer, _EMPTY).length
 
+    def lengths(self, layers: Iterable[int]) -> list[int]:
+        """Rows of several layers."""
+        get = self.layers.get
+        return [get(layer, _EMPTY).length for layer in layers]
+
     def pages(self, layer: int) -> tuple[Page, ...]:
         return self.layers.get(layer, _EMPTY).pages
 
@@ -102,6 +108,12 @@ class KVStream:
     def table_address(self, layer: int) -> int:
         """Address of `page_table(layer)`."""
         return self.page_table(layer).__array_interface__["data"][0]
+
+    def table_addresses(self, layers: tuple[int, ...]) -> np.ndarray:
+        """Addresses of the page tables of several layers, as int64.  Valid while this value is alive."""
+        if self._addresses is None or self._addresses[0] != layers:
+            self._addresses = layers, np.array([self.table_address(layer) for layer in layers], np.int64)
+        return self._addresses[1]
 
     def rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """(keys, values) as f32 [length, kv_heads * head_dim] and [length, kv_heads * value_dim], copied out."""
@@ -153,18 +165,38 @@ class KVStream:
             pages.append(Page(self.geometry.new_page(self.dtype), min(PAGE, stop - len(pages) * PAGE)))
         return self._replace(layer, Layer(tuple(pages), start))
 
+    def reserve_all(self, layers: Sequence[int], rows: Sequence[int]) -> "KVStream":
+        """`reserve` for several layers: rows[i] more of layers[i]."""
+        present, others = self.layers, []
+        with _claims:                          # mostly the last page of each layer has room, and nobody else took it
+            for layer, n in zip(layers, rows):
+                old = present.get(layer, _EMPTY)
+                used, first = divmod(old.length, PAGE)
+                if first and first + n <= PAGE and len(old.pages) == used + 1 and old.pages[used].claimed == first:
+                    old.pages[used].claimed = first + n
+                else:
+                    others.append((layer, n))
+        out = self
+        for layer, n in others:
+            out = out.reserve(layer, n)
+        return out
+
     def with_lengths(self, lengths: Mapping[int, int]) -> "KVStream":
         """The value with new row counts of some layers, which must lie within their pages."""
         layers = dict(self.layers)
         for layer, n in lengths.items():
             old = layers.get(layer, _EMPTY)
+            if n == old.length and n:
+                continue
             if not 0 <= n <= len(old.pages) * PAGE:
                 raise OperandError(f"layer {layer} of the KV stream has pages for {len(old.pages) * PAGE} rows, "
                                    f"not {n}")
             if n > old.length and old.pages[(n - 1) // PAGE].claimed < (n - 1) % PAGE + 1:
                 raise InternalError(f"rows up to {n} of layer {layer} of the KV stream were not reserved")
             layers[layer] = old.at(n)
-        return KVStream(self.geometry, self.dtype, layers)
+        out = KVStream(self.geometry, self.dtype, layers)
+        out._addresses = self._addresses       # the pages and their tables are the same
+        return out
 
     def append(self, layer: int, k: np.ndarray, v: np.ndarray | None) -> "KVStream":
         """The stream with rows k f32 [rows, kv_heads * head_dim] and v [rows, kv_heads * value_dim] after the layer's

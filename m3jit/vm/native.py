@@ -8,18 +8,18 @@ from typing import Any, Callable, Mapping, Protocol
 
 import numpy as np
 
-from m3jit.ir.eager_scalar import NAN
 from m3jit.ir.lower import ExitInfo, Region
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
 from m3jit.ir.trace_model import kv_type
-from m3jit.ir.trace_recurrent import CellsType, is_cell
-from m3jit.isa.kv import DTYPES as KV_DTYPES
+from m3jit.ir.trace_recurrent import CellsType
 from m3jit.isa.cells import CellState
-from m3jit.isa.kv import PAGE, KVStream
+from m3jit.isa.kv import KVStream
 from m3jit.isa.types import Tensor
 from m3jit.kernels.lowering import KV_BLOCKS
 from m3jit.vm.region_cells import RegionCells
+from m3jit.vm.region_exits import Way
+from m3jit.vm.region_streams import RegionStreams
 
 ALIGN = 64
 MAX_LAYOUTS = 6                 # frames are kept for this many combinations of dimensions per region
@@ -106,10 +106,12 @@ class CompiledRegion:
                       if not (isinstance(k, tuple) and k[0] in ("kvlen", "cell"))]
         self.types += [(k, None) for k in sorted(region.function.nulls, key=repr)]
         self.cells = RegionCells(region.cells_in, region.cells_out)
+        self.scalars = [s for s in region.scalars if s[0][0] != "kvlen"]
+        self.streams = RegionStreams(region.kv, [(k[1], k[2], w) for k, w, _ in region.scalars if k[0] == "kvlen"])
+        self.ways: dict[int, Way] = {}           # by exit, made when first taken
         self.layouts: dict[tuple, list[Layout]] = {}
         self.lock = threading.Lock()
         self.together: Any = None                # the same for several contexts at once (native_batch.py), on first use
-        self.table_words = [use.table_word for use in region.kv]
         self.one_round = bool(region.kv) and appends_in_a_loop(region.function)
         self.weight_words: list[tuple[int, int]] | None = None
         self.keep: list[Any] = []
@@ -124,13 +126,8 @@ class CompiledRegion:
             if not fits(regs.get(key), t, syms):
                 return None
         seen: dict[int, Any] = {}
-        for use in self.region.kv:
-            stream = regs.get(use.key)
-            if stream is not None and seen.setdefault(id(stream), use.key) != use.key:
-                return None                      # two registers name one stream: its rows depend on their order
-            if stream is not None and not (stream.__class__ is KVStream and stream.dtype.name == use.dtype and (
-                    stream.geometry in (None, use.geometry))):
-                return None
+        if not self.streams.match(regs, seen):
+            return None
         if self.cells.states and not self.cells.match(regs, seen):
             return None
         for a, b in self.region.function.guards:
@@ -188,17 +185,14 @@ class CompiledRegion:
         """Put what a context brings into a frame.  The result keeps it alive; MemoryError: no room for its cells."""
         r = self.region
         cells = self.cells.enter(regs, frame) if self.cells.states else None
-        if r.kv:
-            frame[self.table_words] = [commits[use.key].table_address(use.layer) for use in r.kv]
+        if commits:
+            self.streams.fill(frame, commits)
         alive = []
         for k, word in r.pointers:
             t = regs.get(k)
             alive.append(t)
             frame[word] = t.data.__array_interface__["data"][0]
-        for k, word, how in r.scalars:
-            if k[0] == "kvlen":
-                frame[word] = commits[k[1]].length(k[2])
-                continue
+        for k, word, how in self.scalars:
             v = regs.get(k)
             frame[word] = v if how == "i64" else struct.unpack("<q", struct.pack("<d", v))[0]
         frame[FrameWord.STOP] = stop_address
@@ -211,9 +205,8 @@ class CompiledRegion:
         number = int(frame[FrameWord.EXIT])
         if number == self.region.abandon:
             return None, 0
-        info = self.region.exits[number]
-        self._write_back(regs, info, frame, fresh, held, syms)
-        return info, int(frame[FrameWord.RETIRED])
+        self._write_back(regs, number, frame, fresh, held, syms)
+        return self.region.exits[number], int(frame[FrameWord.RETIRED])
 
     def _results(self, syms: dict[Sym, int], given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Arrays for the tensors the region leaves behind, by frame word.  MemoryError: there is no room for them."""
@@ -237,49 +230,20 @@ class CompiledRegion:
 
     def _reserve(self, regs: Registers, syms: dict[Sym, int]) -> dict[Any, KVStream]:
         """Streams with room for the rows the region appends; binds KV_BLOCKS."""
-        streams: dict[Any, KVStream] = {}
-        blocks = 1
-        for use in self.region.kv:
-            stream = streams.get(use.key)
-            if stream is None:
-                stream = regs.get(use.key) or KVStream(use.geometry, KV_DTYPES[use.dtype])
-                stream = stream if stream.geometry else KVStream(use.geometry, stream.dtype)
-            rows = eval_dim(use.rows, syms)
-            streams[use.key] = stream.reserve(use.layer, rows)
-            blocks = max(blocks, -(-(stream.length(use.layer) + rows) // PAGE))
+        streams, blocks = self.streams.reserve(regs, syms)
         syms[KV_BLOCKS] = -(-blocks // BLOCK_STEP) * BLOCK_STEP
         return streams
 
-    def _write_back(self, regs: Registers, info: ExitInfo, frame: np.ndarray, fresh: Mapping[int, np.ndarray],
+    def _write_back(self, regs: Registers, number: int, frame: np.ndarray, fresh: Mapping[int, np.ndarray],
                     held: "Held", syms: dict[Sym, int]) -> None:
-        values: list[tuple[Any, Any]] = []
-        lengths: dict[Any, dict[int, int]] = {}
-        for s in info.stores:
-            if is_cell(s.key):
-                continue
-            match s.how:
-                case "i64":
-                    v: Any = int(frame[s.word])
-                    if isinstance(s.key, tuple) and s.key[0] == "kvlen":
-                        lengths.setdefault(s.key[1], {})[s.key[2]] = v
-                        continue
-                case "f64":
-                    v = struct.unpack("<d", struct.pack("<q", int(frame[s.word])))[0]
-                    v = v if v == v else NAN     # a register's NaN is the canonical one
-                case "tensor":
-                    a = fresh[s.word]
-                    v = Tensor(s.type.dtype, [eval_dim(d, syms) for d in s.type.shape],
-                               a.reshape(stored_shape(s.type, syms)))
-                case "input":
-                    v = _shaped(regs.get(s.source), s, syms)
-                case _:
-                    v = s.source
-            values.append((s.key, v))
-        for k, v in values:
+        way = self.ways.get(number)
+        if way is None:
+            way = self.ways[number] = Way(self.region.exits[number])
+        for k, v in way.values(regs, frame, fresh, syms):
             regs.set(k, v)
-        states = {k: held.commits[k].with_lengths(by_layer) for k, by_layer in lengths.items()}
+        states = {k: held.commits[k].with_lengths(rows) for k, rows in way.state_lengths(frame).items()}
         if held.cells is not None:
-            states |= held.cells.leave(info.stores)
+            states |= held.cells.leave(way.info.stores)
         for k in self.region.function.states:            # in program order: new states get handles
             if k in states:
                 regs.set(k, states[k])
@@ -315,9 +279,3 @@ def stored_shape(t: TensorType, syms: dict[Sym, int]) -> list[int]:
     if t.dtype.is_block:
         shape[-1] = t.dtype.row_bytes(shape[-1])
     return shape
-
-
-def _shaped(t: Tensor, s: Any, syms: dict[Sym, int]) -> Tensor:
-    """t with the shape the register has at the exit (a reshape may have renamed it)."""
-    shape = tuple(eval_dim(d, syms) for d in s.type.shape)
-    return t if shape == t.shape else Tensor(t.dtype, shape, t.data.reshape(shape))

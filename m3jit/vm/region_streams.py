@@ -1,0 +1,70 @@
+"""The key/value streams of a compiled region: room for the rows it appends, the words with tables and lengths.
+
+A model has one layer of a stream for each of its own, so everything here is done for all layers at once.
+"""
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+import numpy as np
+
+from m3jit.ir.lower import KvUse
+from m3jit.ir.tensor import Sym, eval_dim
+from m3jit.isa.kv import DTYPES, PAGE, KVStream
+
+
+class _Stream:
+    """What a region does with the stream of one state register."""
+
+    def __init__(self, uses: list[KvUse], lengths: list[tuple[int, int]]):
+        self.geometry, self.dtype = uses[0].geometry, uses[0].dtype
+        self.alike = all((u.geometry, u.dtype) == (self.geometry, self.dtype) for u in uses)
+        self.layers, self.rows = tuple(u.layer for u in uses), [u.rows for u in uses]
+        self.table_words = np.array([u.table_word for u in uses], np.intp)
+        self.length_layers, self.length_words = [layer for layer, _ in lengths], [word for _, word in lengths]
+
+
+class RegionStreams:
+    """uses: the layers of streams the region reads or appends to.  lengths: (state register, layer, word) of those whose
+    length it asks for."""
+
+    def __init__(self, uses: Sequence[KvUse], lengths: Iterable[tuple[Any, int, int]]):
+        of: dict[Any, tuple[list, list]] = {}
+        for u in uses:
+            of.setdefault(u.key, ([], []))[0].append(u)
+        for key, layer, word in lengths:
+            of[key][1].append((layer, word))
+        self.streams = {key: _Stream(*parts) for key, parts in of.items()}
+
+    def match(self, regs: Any, seen: dict[int, Any]) -> bool:
+        """Whether the streams of these registers fit.  seen: states other registers name, by identity."""
+        for key, use in self.streams.items():
+            stream = regs.get(key)
+            if stream is None:
+                continue
+            if seen.setdefault(id(stream), key) != key:
+                return False                     # two registers name one stream: its rows depend on their order
+            if stream.__class__ is not KVStream or stream.dtype.name != use.dtype or not use.alike or \
+                    stream.geometry not in (None, use.geometry):
+                return False
+        return True
+
+    def reserve(self, regs: Any, syms: dict[Sym, int]) -> tuple[dict[Any, KVStream], int]:
+        """Streams with room for the rows the region appends, and the most blocks of 64 keys one may reach."""
+        out: dict[Any, KVStream] = {}
+        most = 1
+        for key, use in self.streams.items():
+            stream = regs.get(key) or KVStream(use.geometry, DTYPES[use.dtype])
+            stream = stream if stream.geometry else KVStream(use.geometry, stream.dtype)
+            rows = [r if r.__class__ is int else eval_dim(r, syms) for r in use.rows]
+            out[key] = stream.reserve_all(use.layers, rows)
+            most = max(most, *map(int.__add__, stream.lengths(use.layers), rows))
+        return out, -(-most // PAGE)
+
+    def fill(self, frame: np.ndarray, reserved: dict[Any, KVStream]) -> None:
+        """Put the addresses of page tables and the lengths into a frame."""
+        for key, use in self.streams.items():
+            stream = reserved[key]
+            frame[use.table_words] = stream.table_addresses(use.layers)
+            if use.length_words:
+                frame[use.length_words] = stream.lengths(use.length_layers)
