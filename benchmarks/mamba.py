@@ -1,0 +1,134 @@
+"""Prints the speed of state-space models beside llama.cpp's, in the same minutes.
+
+    python -m benchmarks.mamba --peer-python PYTHON [--folder DIR] [--rows mamba-q8_0,mamba-f32,mamba2-q8_0,...] [--threads N]
+
+The models have the shapes of Mamba-130M and Mamba-2-130M (24 layers of width 768, 1536 channels; 16 states a channel, or
+128 in 24 heads) and random weights; they are made in --folder when they are not there.  Rates are medians of alternating
+pairs; a row whose peer is missing has no verdict.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.generation import Ours, Peer
+from benchmarks.language import pairs_of, spread
+from benchmarks.models import BLOCKS, SPREAD
+from benchmarks.table import Row, machine
+
+LAYERS, WIDTH, CHANNELS, TAPS, VOCABULARY, CONTEXT = 24, 768, 1536, 4, 50280, 8192
+RANK, HEADS, STATES = 48, 24, {"mamba": 16, "mamba2": 128}
+TARGETS = {"generate": 1.0, "prompt": 1.0}
+MODELS = {f"{arch}-{kind.lower()}": (arch, kind) for arch in STATES for kind in ("Q8_0", "F32")}
+
+
+def write(path: Path, arch: str, kind: str, seed: int = 1) -> None:
+    """A model with random weights; its vocabulary is 256 bytes and made-up words."""
+    import gguf
+    writer = gguf.GGUFWriter(str(path), arch)
+    rng, n = np.random.default_rng(seed), STATES[arch]
+    writer.add_name("random weights")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_ssm_conv_kernel(TAPS)
+    writer.add_ssm_inner_size(CHANNELS)
+    writer.add_ssm_state_size(n)
+    writer.add_ssm_time_step_rank(HEADS if arch == "mamba2" else RANK)
+    if arch == "mamba2":
+        writer.add_ssm_group_count(1)
+    words = [f"▁w{i}" for i in range(VOCABULARY - 259)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words])
+    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(words))])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(words))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        if kind == "F32" or columns % 32:
+            return floats(name, (rng.standard_normal((rows, columns)) * SPREAD).astype(np.float32))
+        block, make = BLOCKS[kind]
+        writer.add_tensor(name, make(rng, rows * columns // block).reshape(rows, -1),
+                          raw_dtype=gguf.GGMLQuantizationType[kind])
+
+    def floats(name: str, values: np.ndarray) -> None:
+        writer.add_tensor(name, values.astype(np.float32))
+    matrix("token_embd.weight", VOCABULARY, WIDTH)
+    floats("output_norm.weight", np.ones(WIDTH))
+    mixed = CHANNELS + 2 * n * (arch == "mamba2")
+    for i in range(LAYERS):
+        b = f"blk.{i}."
+        floats(b + "attn_norm.weight", np.ones(WIDTH))
+        matrix(b + "ssm_in.weight", CHANNELS + mixed + HEADS if arch == "mamba2" else 2 * CHANNELS, WIDTH)
+        floats(b + "ssm_conv1d.weight", rng.standard_normal((mixed, TAPS)) / 2)
+        floats(b + "ssm_conv1d.bias", np.zeros(mixed))
+        matrix(b + "ssm_out.weight", WIDTH, CHANNELS)
+        if arch == "mamba2":
+            floats(b + "ssm_norm.weight", np.ones((1, CHANNELS)))
+            floats(b + "ssm_dt.bias", rng.uniform(-5, -1, HEADS))
+            floats(b + "ssm_a", -rng.uniform(1, 16, (HEADS, 1)))
+            floats(b + "ssm_d", np.ones((HEADS, 1)))
+        else:
+            matrix(b + "ssm_x.weight", RANK + 2 * n, CHANNELS)
+            matrix(b + "ssm_dt.weight", CHANNELS, RANK)
+            floats(b + "ssm_dt.bias", rng.uniform(-5, -1, CHANNELS))
+            floats(b + "ssm_a", -np.tile(np.arange(1, n + 1), (CHANNELS, 1)))
+            floats(b + "ssm_d", np.ones(CHANNELS))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def compare(name: str, path: Path, python: str, threads: int, pairs: int) -> list[Row]:
+    """Generation and prompt of one file."""
+    ours, rows = Ours(path, threads), []
+    with Peer(python, path, threads) as peer:
+        for kind, target in TARGETS.items():
+            title = f"{name}: {kind}, {threads} threads, against llama.cpp"
+            if peer.absent:
+                rows.append(Row(title, f">= {target}", f"no peer: {peer.absent}", None))
+                continue
+            found = pairs_of(getattr(ours, kind), lambda: peer.rate(kind), pairs)
+            ratios = [a / b for a, b in found]
+            rows.append(Row(title, f">= {target}", f"{spread(ratios)} ({statistics.median(a for a, _ in found):.1f} against "
+                            f"{statistics.median(b for _, b in found):.1f} tokens/s)", statistics.median(ratios) >= target))
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=",".join(MODELS), help="comma-separated: " + ", ".join(MODELS))
+    parser.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "m3jit-bench"),
+                        help="where the models are kept (1.4 GB)")
+    parser.add_argument("--peer-python", default=sys.executable, help="Python with llama-cpp-python")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=7)
+    args = parser.parse_args(argv)
+    print(machine())
+    met = []
+    for name in args.rows.split(","):
+        path = Path(args.folder) / f"{name}-130m.gguf"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path, *MODELS[name])
+        for row in compare(name, path, args.peer_python, args.threads, args.pairs):
+            met.append(row.met)
+            verdict = {True: "met", False: "NOT MET", None: "no verdict"}[row.met]
+            print(f"{verdict:10} | {row.name} | {row.target} | {row.seen}", flush=True)
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
