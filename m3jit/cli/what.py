@@ -58,6 +58,8 @@ def find(name: str | None) -> What:
             return What("program", name)
         if magic == MODEL_MAGIC or suffix == ".gguf":
             return What("model", nameable(name, "the name of a model file"))
+        if suffix == ".safetensors":
+            raise UserError(f"{name}: holds weights alone; give its folder, which says what they are (config.json)")
         return What("source", name)
     from m3jit.models import store
     if name in store.SOURCES:

@@ -76,6 +76,7 @@ class HFFolder:
              **{f"{prefix}.{key}": value for key, value in keys.items()}, **normalise})
         self._files = SafetensorsSet(folder)
         self.tensors: Mapping[str, FolderTensor] = MappingProxyType(self._tensors(keys["block_count"]))
+        self.untied = self.config.get("tie_word_embeddings", bool, True) is False
         self._kept: dict[str, np.ndarray] = {}
 
     def _family(self) -> Family:

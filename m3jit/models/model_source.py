@@ -21,8 +21,9 @@ Shapes = dict[str, tuple[int, ...]]
 class Source(Protocol):
     """Metadata and weights of one model (`GGUFFile` is one).
 
-    A source may also have `rope_pairing` ("NORM" or "NEOX"): how its query and key rows are ordered for the rotation,
-    where that is not what the architecture's GGUF files do."""
+    A source may also have `untied`, true where it says that logits have a matrix of their own, and `rope_pairing`
+    ("NORM" or "NEOX"): how its query and key rows are ordered for the rotation, where that is not what the
+    architecture's GGUF files do."""
     path: Any
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Any]             # name -> .shape (NumPy order), .ggml_type.name

@@ -208,3 +208,17 @@ def test_what_is_no_model_folder(tmp_path):
     with pytest.raises(ModelFileError, match="'model_type': appears twice"):
         HFFolder(tmp_path)
     assert cli(["run", str(tmp_path / "sub"), "--prompt", "a"]) == 1
+
+
+def test_logits_need_the_matrix_that_is_said_to_be_there(tmp_path):
+    """A folder whose embeddings are not tied and that lacks lm_head generates nothing, but gives vectors."""
+    folder = altered(tmp_path / "model", "qwen2", tie_word_embeddings=False)
+    models = Models()
+    with pytest.raises(ModelFileError, match="tensor 'output.weight': is missing"):
+        models.assembly(models.load(str(folder)))
+    assert " rLogits" not in models.embedding(models.load(str(folder)))
+
+
+def test_a_file_of_weights_points_to_its_folder(folders, capfd):
+    assert cli(["run", str(folders["qwen2"] / "model.safetensors"), "--prompt", "a"]) == 1
+    assert "holds weights alone; give its folder" in capfd.readouterr().err

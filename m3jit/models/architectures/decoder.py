@@ -79,7 +79,7 @@ class Decoder:
     def tensors(self) -> Shapes:
         """Name -> shape of every tensor the program names."""
         expected: Shapes = {"token_embd.weight": (self.vocabulary, self.width), "output_norm.weight": (self.width,)}
-        if "output.weight" in self.source.tensors:
+        if "output.weight" in self.source.tensors or getattr(self.source, "untied", False):
             expected["output.weight"] = (self.vocabulary, self.width)
         expected |= self.rotation.tensors()
         for i in range(self.layers):
