@@ -83,10 +83,11 @@ class LanguageModel:
     """A model that generates text; made by `load_model`.  Its methods may be called from any thread."""
 
     def __init__(self, reference: str, models: Models, backend: str = "auto", threads: int | None = None,
-                 limit: int | None = None, chat_template: str | None = None):
+                 limit: int | None = None, chat_template: str | None = None, options: Options | None = None):
         _whole("context", limit, 1, LARGEST, optional=True)
         self.reference, self._models, self._backend, self._threads = reference, models, backend, threads
         self.limit, self._template_text, self._template_lock = limit, chat_template, threading.Lock()
+        self._options = options or Options()
         self.model = models.load(reference)
         if not self.model.generates:
             raise UserError(f"{self.model.path}: a model of architecture {self.model.architecture!r} gives vectors, "
@@ -113,7 +114,8 @@ class LanguageModel:
         return grammars.TokenGrammars(self.model.tokenizer, self.vocabulary)
 
     def _compile(self, repeat_penalty: float) -> Any:
-        return self._models.program(self.model, self.reference, Options(hosted=True, repeat_penalty=repeat_penalty))
+        options = replace(self._options, hosted=True, repeat_penalty=repeat_penalty)
+        return self._models.program(self.model, self.reference, options)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, as the model's file says (with its start token where it asks for one)."""
@@ -171,12 +173,14 @@ class LanguageModel:
                             f"{', '.join(Settings.__dataclass_fields__)}") from None
         return Generation(self.start(self.prompt_tokens(prompt), asked))
 
-    def start(self, ids: Sequence[int], settings: Settings) -> GeneratedText:
-        """A machine that is ready to run: its sinks are attached, its registers set.  Raises as `generate`."""
+    def start(self, ids: Sequence[int], settings: Settings, **machine: Any) -> GeneratedText:
+        """A machine that is ready to run: its sinks are attached, its registers set.  Raises as `generate`.
+
+        machine: arguments of `m3jit.VM` besides."""
         s, context, matcher = self.check(len(ids), settings)
         seed = DEFAULT_SEED if s.seed is None else (int(s.seed) + 2 ** 63) % 2 ** 64 - 2 ** 63
         vm = VM(self._program(float(s.repeat_penalty)), self._backend, self._threads, models=self._models, files=None,
-                seed=seed, extensions=grammars.registry(matcher))
+                seed=seed, extensions=grammars.registry(matcher), **machine)
         values = {"rTemp": float(s.temperature), "rTopP": float(s.top_p), "rMinP": float(s.min_p),
                   "rTopK": int(min(s.top_k, self.vocabulary)), "rContext": context,
                   "rMaxTokens": LARGEST if s.max_tokens is None else int(s.max_tokens),
@@ -258,12 +262,14 @@ class Generation:
 
 
 def load_model(reference: str | os.PathLike = "default", *, backend: str = "auto", threads: int | None = None,
-               context: int | None = None, chat_template: str | None = None) -> LanguageModel:
+               context: int | None = None, chat_template: str | None = None, options: Options | None = None
+               ) -> LanguageModel:
     """A language model by the path of its file or the name it was obtained under; "default": the embedded one.
 
     backend, threads: as `m3jit.VM`; they never change what is generated.  context: positions a text may use (None: all
-    the model has).  chat_template: jinja2 text in place of the model's own.  Raises UserError (no such model) or
+    the model has).  chat_template: jinja2 text in place of the model's own.  options: what its program is compiled with
+    besides (kv_type, adapters, chunk).  Raises UserError (no such model) or
     ModelFileError (it cannot be run)."""
-    model = LanguageModel(os.fspath(reference), Models(), backend, threads, context, chat_template)
+    model = LanguageModel(os.fspath(reference), Models(), backend, threads, context, chat_template, options)
     model._program(1.0)                                # what is wrong with the file is said now
     return model

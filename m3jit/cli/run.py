@@ -10,6 +10,7 @@ import click
 
 from m3jit.cli.options import SECONDS, STEPS, Size, UsageError, bind, register_of
 from m3jit.cli.sampling import refuse_for_programs, sampling_options
+from m3jit.cli.steered import given, steering_options
 from m3jit.cli.terminal import keep_inputs
 from m3jit.errors import UserError
 
@@ -24,6 +25,9 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
               help="The same from a file; - is standard input, which is also read when nothing is given.")
 @click.option("--lines", is_flag=True, help="Each line of standard input is an item of its own.")
 @sampling_options
+@steering_options
+@click.option("--context", type=click.IntRange(1), metavar="N",
+              help="Tokens a prompt and its text may have [the model's].")
 @click.option("--seed", type=click.IntRange(-2 ** 63, 2 ** 64 - 1), metavar="N",
               help="Seed of the random stream [the same each time].")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
@@ -61,14 +65,17 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     models = whats.LazyModels()
     prompts: list[Any] = [os.fsencode(text).decode("utf-8", "replace") for text in options["prompts"]]
     if found.kind == "model":
-        program, prompts = _model_program(found, models, sampling, prompts, options)
+        return _run_model(found, models, sampling, prompts, limit, options)
     else:
-        refuse_for_programs(sampling, found.reference, {"--chat": options["chat"], "--system": bool(options["system"])})
+        refuse_for_programs(sampling, found.reference, {
+            "--chat": options["chat"], "--system": bool(options["system"]), "--context": options["context"] is not None,
+            **dict.fromkeys(given(options), True)})
         bound = tuple(b.partition("=")[0].strip() for b in options["bindings"])
         program = whats.open_program(found, options["search"], bound)
         from m3jit.cli.machine import read_text
         prompts += [read_text(path) for path in options["inputs"]]
-    return _run(program, models, prompts, limit, options)
+    vm = _machine(program, models, limit, options)
+    return _run(vm, program, prompts, options)
 
 
 def check_files(folder: str) -> None:
@@ -78,16 +85,43 @@ def check_files(folder: str) -> None:
                          f"{'is no folder' if os.path.exists(folder) else 'no such folder'}; create it first")
 
 
-def _model_program(found: Any, models: Any, sampling: dict[str, Any], prompts: list[str],
-                   options: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """A model's program and its input."""
-    from m3jit.cli.machine import read_standard_input, read_text
+def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[str], limit: int | None,
+               options: dict[str, Any]) -> int:
+    """Compile a model and run it on its prompt, which must fit."""
+    import numpy as np
+
+    from m3jit.api.generation import LanguageModel
+    from m3jit.cli import steered
     from m3jit.cli.sampling import model_options
+    model = models.load(found.reference)
+    compiled = model_options(sampling, context=options["context"])
+    if not model.generates:
+        text = _prompt(found, prompts, options)
+        program = models.models.program(model, found.reference, compiled)
+        return _run(_machine(program, models, limit, options), program, [text], options)
+    language = LanguageModel(found.reference, models.models, options["backend"], options["threads"], options=compiled)
+    text = _prompt(found, prompts, options)
+    ids = chat_tokens(model, text, options["system"]) if options["chat"] else np.array(model.encode(text), np.int64)
+    settings = steered.settings(sampling, options)
+    if not steered.given(options):
+        language.check(len(ids), settings)
+        program = models.models.program(model, found.reference, compiled)
+        return _run(_machine(program, models, limit, options), program, [ids], options)
+    machine = {"max_steps": options["max_steps"], "timeout": options["timeout"], "profile": options["profile"]}
+    generated = language.start(ids.tolist(), settings, **machine, **({"memory_limit": limit} if limit else {}))
+    steering = steered.Steered(generated)
+    _run(generated.vm, generated.vm.image.program, None, options)
+    steering.finish()
+    return 0
+
+
+def _prompt(found: Any, prompts: list[str], options: dict[str, Any]) -> str:
+    """The one text a model is given.  UsageError, UserError: several, or none."""
+    from m3jit.cli.machine import read_standard_input, read_text
     if len(prompts) + len(options["inputs"]) > 1:
         raise UsageError("a model takes one prompt; give one --prompt or one --input")
     if options["system"] and not options["chat"]:
         raise UsageError("--system: is a part of the chat template; add --chat")
-    model = models.load(found.reference)
     text = prompts[0] if prompts else read_text(options["inputs"][0]) if options["inputs"] else read_standard_input()
     if not text and found.is_default and not prompts and not options["inputs"]:
         text = DEFAULT_PROMPT
@@ -96,11 +130,7 @@ def _model_program(found: Any, models: Any, sampling: dict[str, Any], prompts: l
             note(f"prompt: {text}")
     if not text:
         raise UserError(f"{found.reference}: no prompt; give one with --prompt, --input FILE or on standard input")
-    if options["chat"]:
-        prompts = [chat_tokens(model, text, options["system"])]
-    else:
-        prompts = [text]
-    return models.models.program(model, found.reference, model_options(sampling)), prompts
+    return text
 
 
 def chat_tokens(model: Any, prompt: str, system: str | None) -> Any:
@@ -113,21 +143,26 @@ def chat_tokens(model: Any, prompt: str, system: str | None) -> Any:
     return np.array(ChatTemplate(model.tokenizer).tokens(messages), np.int64)
 
 
-def _run(program: Any, models: Any, prompts: list[Any], limit: int | None, options: dict[str, Any]) -> int:
-    from m3jit.cli import machine, output
-    from m3jit.cli.terminal import Progress
+def _machine(program: Any, models: Any, limit: int | None, options: dict[str, Any]) -> Any:
     from m3jit.vm.context import DEFAULT_SEED
     from m3jit.vm.vm import VM
     seed = options["seed"]
     more = {"memory_limit": limit} if limit else {}
-    vm = VM(program, options["backend"], options["threads"], options["max_steps"], timeout=options["timeout"],
-            models=models, files=options["files"], profile=options["profile"],
-            seed=DEFAULT_SEED if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63, **more)
+    return VM(program, options["backend"], options["threads"], options["max_steps"], timeout=options["timeout"],
+              models=models, files=options["files"], profile=options["profile"],
+              seed=DEFAULT_SEED if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63, **more)
+
+
+def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, Any]) -> int:
+    """Run a machine under the eyes of the options.  prompts None: it has its input already."""
+    from m3jit.cli import machine, output
+    from m3jit.cli.terminal import Progress
     keep_inputs(options["trace"], *program.files)
     bind(vm, options["bindings"])
     for name in options["shown"]:
         register_of(vm, "--show", name)                # a name that is not there is said before the run
-    machine.give_input(vm, prompts, options["lines"])
+    if prompts is not None:
+        machine.give_input(vm, prompts, options["lines"])
     progress = Progress()
     machine.show_progress(vm, progress)
     observers = output.observe(vm, options)
