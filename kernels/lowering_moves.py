@@ -17,14 +17,15 @@ def strides(shape: Sequence[Dim]) -> list[Dim]:
 
 
 def copy(lw: Lowering, width: int, src: Memory, dst: Memory, dims: Sequence[Dim], steps: Sequence[Dim],
-         targets: Sequence[Dim], src_offset: Dim = 0, dst_offset: Dim = 0) -> None:
-    """dst[dst_offset + i . targets] = src[src_offset + i . steps] for all i < dims; the innermost target stride is 1."""
+         targets: Sequence[Dim], src_offset: Dim = 0, dst_offset: Dim = 0, small: bool = False) -> None:
+    """dst[dst_offset + i . targets] = src[src_offset + i . steps] for all i < dims; the innermost target stride is 1.
+    small: as for `Lowering.launch`."""
     pad = moves.RANK - len(dims)
     d = [1] * pad + list(dims)
     s = [0] * pad + list(steps)
     t = [0] * pad + list(targets)
     scalars = [lw.dim(v) for v in (*d, *s, *t[:-1], src_offset, dst_offset)]
-    lw.launch(moves.strided_copy(width), [src, dst, *scalars], [src], [dst])
+    lw.launch(moves.strided_copy(width), [src, dst, *scalars], [src], [dst], small=small)
 
 
 @lowers("broadcast")
@@ -52,7 +53,8 @@ def lower_strided_slice(lw: Lowering, n: Node) -> None:
     source, out = lw.of(x), lw.out(n)
     s = strides(x.shape)
     steps = [dim_mul(v, a["step"]) if i == a["axis"] else v for i, v in enumerate(s)]
-    copy(lw, n.dtype.nbytes, source, out, n.shape, steps, strides(n.shape), dim_mul(s[a["axis"]], a["start"]))
+    copy(lw, n.dtype.nbytes, source, out, n.shape, steps, strides(n.shape), dim_mul(s[a["axis"]], a["start"]),
+         small=True)
 
 
 @lowers("concat")
