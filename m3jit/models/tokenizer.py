@@ -20,6 +20,7 @@ from m3jit.models.word_pieces import WordPieceEncoder, decode_piece
 
 _KEY = "tokenizer.ggml."
 _HIDDEN = (TokenKind.CONTROL, TokenKind.UNKNOWN)
+_ASCII_SPACE = " \t\n\v\f\r"
 _MODELS = ("gpt2", "llama", "bert")
 
 
@@ -78,6 +79,7 @@ class Tokenizer:
         self.bos, self.eos = self.vocabulary.bos, self.vocabulary.eos
         self._last = self.vocabulary.separator if self.model == "bert" else self.eos
         self.end_of_turn, self.padding = self.vocabulary.end_of_turn, self.vocabulary.padding
+        self._eats_before, self._eats_after = self.vocabulary.greedy_tokens()
         self.ends = self.vocabulary.ends
         lowercase = file.value(_KEY + "normalizer.lowercase", bool, True)
         self._normalisation = lowercase, file.value(_KEY + "normalizer.strip_accents", bool, lowercase)
@@ -128,12 +130,25 @@ class Tokenizer:
                 if isinstance(piece, int):
                     cut.append(piece)
                     continue
-                first, *rest = piece.split(token_text)
+                first, *rest = self._parts(piece, token_text, token)
                 cut.extend([first] if first else [])
                 for part in rest:
                     cut.extend([token, part] if part else [token])
             pieces = cut
         return pieces
+
+    def _parts(self, piece: str, token_text: str, token: int) -> list[str]:
+        """What lies between the occurrences of a token, less the white space it takes along."""
+        if token not in self._eats_after:
+            parts = piece.split(token_text)
+        else:
+            parts = [piece]
+            while token_text in parts[-1]:             # white space it takes may hold the next occurrence
+                before, _, after = parts[-1].partition(token_text)
+                parts[-1:] = [before, after.lstrip(_ASCII_SPACE)]
+        if token in self._eats_before:
+            parts[:-1] = [part.rstrip(_ASCII_SPACE) for part in parts[:-1]]
+        return parts
 
     def encode(self, text: str | bytes, special: bool = False, add_bos: bool | None = None,
                add_eos: bool | None = None) -> list[int]:

@@ -160,6 +160,23 @@ class Vocabulary:
             self.kinds[self.ids["</s>"]] = TokenKind.NORMAL
         self.ends = frozenset(ends - {None})
 
+    def greedy_tokens(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Tokens that take the white space before them, and behind them, along.  Files do not say which: as in llama.cpp,
+        it is known by the names of models and pre-tokenisers."""
+        name = self._file.value("general.name", str, "").lower()
+        pre = self._file.value(_PREFIX + "pre", str, "")
+        architecture = self._file.value("general.architecture", str, "")
+        if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")) or \
+                any(part in architecture for part in ("nomic-bert-moe", "jina-bert-v3")):
+            return frozenset({self.ids["<mask>"]} if "<mask>" in self.ids else ()), frozenset()
+        if "phi-3" in name or "phi3" in name:
+            plain = {self.ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+            whole = {int(token) for token in np.flatnonzero(np.isin(self.kinds, WHOLE_TEXT_KINDS))}
+            return frozenset(), frozenset(whole - plain)
+        if "modern-bert" in name and "[MASK]" in self.ids:
+            return frozenset({self.ids["[MASK]"]}), frozenset()
+        return frozenset(), frozenset()
+
     def partition_order(self) -> list[tuple[str, int]]:
         """Tokens looked for in raw text before anything else, (text, id): longest first, as UTF-8; equals by id."""
         wanted = np.isin(self.kinds, WHOLE_TEXT_KINDS)

@@ -69,13 +69,16 @@ def write_byte_pairs(path: Path, pre: str | None, add_eos: bool = False, user_de
     _finish(writer)
 
 
-def write_scored(path: Path, ties: int = 1, crossing: tuple[str, ...] = (), space_prefix: bool | None = None) -> None:
+def write_scored(path: Path, ties: int = 1, crossing: tuple[str, ...] = (), space_prefix: bool | None = None,
+                 name: str | None = None) -> None:
     """A "llama" file: SmolLM2's tokens as text with U+2581, scored by rank. `ties` neighbours share a score;
-    `crossing` tokens hold a space after another character."""
+    `crossing` tokens hold a space after another character; `name`: of the model."""
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "<|im_start|>", "<|im_end|>",
              "\n\n", "<div>", "  ", "http://"]
     kinds = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [CONTROL] * 2 + [USER_DEFINED] * 4
     scores = [0.0] * 261 + [-1000.0] * 4
+    if name is not None:
+        texts, kinds, scores = [*texts, "<|endoftext|>"], [*kinds, CONTROL], [*scores, 0.0]
     known = set(texts)
     rank = 0
     for token in [*smollm2()["tokens"][17:], *map(str, crossing)]:
@@ -92,6 +95,8 @@ def write_scored(path: Path, ties: int = 1, crossing: tuple[str, ...] = (), spac
         kinds.append(NORMAL)
         scores.append(-float(rank // ties) if token not in crossing else -5.0)
     writer = _writer(path)
+    if name is not None:
+        writer.add_name(name)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(texts)
     writer.add_token_scores(scores)
@@ -168,6 +173,7 @@ VARIANTS = {
     "scored, ties": lambda path: write_scored(path, ties=50),
     "scored, crossing": lambda path: write_scored(path, ties=50, crossing=("o▁w", "a▁b", "s▁", "e▁t", "the▁")),
     "scored, no prefix": lambda path: write_scored(path, space_prefix=False),
+    "scored, phi-3": lambda path: write_scored(path, name="A Phi-3 Model"),
     **{f"probe {name}": partial(write_probe, pre=name) for name in PROBES},
 }
 WORD_PIECES = {"word pieces": write_word_pieces, "word pieces, cased": partial(write_word_pieces, lowercase=False)}
