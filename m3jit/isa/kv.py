@@ -15,7 +15,7 @@ The contents of positions at or beyond a value's length are unspecified (zero in
 from __future__ import annotations
 
 import threading
-from typing import Iterable, Mapping, Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 
@@ -64,11 +64,29 @@ class Layer:
 _EMPTY = Layer()
 
 
+class _Rank:
+    """Layers of one length as one thing: their last pages and the addresses of their page tables."""
+    __slots__ = ("layers", "pages", "count", "addresses")
+
+    def __init__(self, layers: tuple[int, ...], pages: list[Page], count: int, addresses: np.ndarray):
+        self.layers, self.pages, self.count, self.addresses = layers, pages, count, addresses
+
+    def claim(self, first: int, stop: int) -> bool:
+        """Take positions first .. stop-1 of every last page; False (and nothing taken) unless all are free."""
+        with _claims:
+            for page in self.pages:
+                if page.claimed != first:
+                    return False
+            for page in self.pages:
+                page.claimed = stop
+        return True
+
+
 class KVStream:
     """A stream value.  Every method that changes something returns a new value; this one stays as it is.
 
     geometry: None until the first append fixes it.  dtype: storage of keys and values, one of `DTYPES`."""
-    __slots__ = ("geometry", "dtype", "layers", "_addresses", "__weakref__")
+    __slots__ = ("geometry", "dtype", "_layers", "_rank", "_length", "__weakref__")
     kind_name = "KV stream"
 
     def __init__(self, geometry: KVGeometry | None = None, dtype: DType = F16,
@@ -76,8 +94,33 @@ class KVStream:
         if dtype not in DTYPES.values():
             raise OperandError(f"a KV stream stores {', '.join(DTYPES)}, not {dtype.name}")
         self.geometry, self.dtype = geometry, dtype
-        self.layers: Mapping[int, Layer] = layers if layers is not None else {}
-        self._addresses: tuple[tuple[int, ...], np.ndarray] | None = None     # layers, addresses of their tables
+        self._layers: Mapping[int, Layer] = layers if layers is not None else {}
+        self._rank: _Rank | None = None
+        self._length = -1                      # of the rank's layers, where `_layers` has an older one; -1: it has none
+
+    @property
+    def layers(self) -> Mapping[int, Layer]:
+        """Layer number -> pages and length."""
+        if self._length >= 0:
+            layers = dict(self._layers)
+            for number in self._rank.layers:
+                layers[number] = layers[number].at(self._length)
+            self._layers, self._length = layers, -1
+        return self._layers
+
+    def _ranked(self, layers: tuple[int, ...]) -> tuple[_Rank, int] | None:
+        """The layers as a rank, and their length, when they have one length that does not end with a page."""
+        rank = self._rank
+        if self._length >= 0 and rank.layers is layers:
+            return rank, self._length
+        found = [self.layers.get(number, _EMPTY) for number in layers]
+        length, count = found[0].length, len(found[0].pages)
+        if length // PAGE + 1 != count or any(f.length != length or len(f.pages) != count for f in found):
+            return None
+        if rank is None or rank.layers is not layers:
+            rank = self._rank = _Rank(layers, [f.pages[-1] for f in found], count,
+                                      np.array([self.table_address(number) for number in layers], np.int64))
+        return rank, length
 
     # -- reading ----------------------------------------------------------------------------------------------------
     @property
@@ -93,8 +136,10 @@ class KVStream:
         """Rows of a layer; 0 for a layer without any."""
         return self.layers.get(layer, _EMPTY).length
 
-    def lengths(self, layers: Iterable[int]) -> list[int]:
+    def lengths(self, layers: Sequence[int]) -> list[int]:
         """Rows of several layers."""
+        if self._length >= 0 and self._rank.layers is layers:
+            return [self._length] * len(layers)
         get = self.layers.get
         return [get(layer, _EMPTY).length for layer in layers]
 
@@ -111,9 +156,9 @@ class KVStream:
 
     def table_addresses(self, layers: tuple[int, ...]) -> np.ndarray:
         """Addresses of the page tables of several layers, as int64.  Valid while this value is alive."""
-        if self._addresses is None or self._addresses[0] != layers:
-            self._addresses = layers, np.array([self.table_address(layer) for layer in layers], np.int64)
-        return self._addresses[1]
+        if self._rank is not None and self._rank.layers is layers:
+            return self._rank.addresses
+        return np.array([self.table_address(layer) for layer in layers], np.int64)
 
     def rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """(keys, values) as f32 [length, kv_heads * head_dim] and [length, kv_heads * value_dim], copied out."""
@@ -165,20 +210,28 @@ class KVStream:
             pages.append(Page(self.geometry.new_page(self.dtype), min(PAGE, stop - len(pages) * PAGE)))
         return self._replace(layer, Layer(tuple(pages), start))
 
-    def reserve_all(self, layers: Sequence[int], rows: Sequence[int]) -> "KVStream":
+    def reserve_all(self, layers: tuple[int, ...], rows: Sequence[int]) -> "KVStream":
         """`reserve` for several layers: rows[i] more of layers[i]."""
-        present, others = self.layers, []
-        with _claims:                          # mostly the last page of each layer has room, and nobody else took it
-            for layer, n in zip(layers, rows):
-                old = present.get(layer, _EMPTY)
-                used, first = divmod(old.length, PAGE)
-                if first and first + n <= PAGE and len(old.pages) == used + 1 and old.pages[used].claimed == first:
-                    old.pages[used].claimed = first + n
-                else:
-                    others.append((layer, n))
+        n = rows[0]
+        if rows.count(n) == len(rows) and n:           # mostly the last pages have room, and nobody else took it
+            ranked = self._ranked(layers)
+            if ranked is not None:
+                first = ranked[1] % PAGE
+                if first and first + n <= PAGE and ranked[0].claim(first, first + n):
+                    return self
         out = self
-        for layer, n in others:
+        for layer, n in zip(layers, rows):
             out = out.reserve(layer, n)
+        return out
+
+    def with_all_lengths(self, layers: tuple[int, ...], rows: Sequence[int]) -> "KVStream":
+        """`with_lengths`: rows[i] rows of layers[i]."""
+        n, rank = rows[0], self._rank
+        if rank is None or rank.layers is not layers or rows.count(n) != len(rows) or \
+                not (rank.count - 1) * PAGE < n <= rank.count * PAGE or rank.pages[0].claimed < (n - 1) % PAGE + 1:
+            return self.with_lengths(dict(zip(layers, rows)))
+        out = KVStream(self.geometry, self.dtype, self._layers)
+        out._rank, out._length = rank, n
         return out
 
     def with_lengths(self, lengths: Mapping[int, int]) -> "KVStream":
@@ -186,17 +239,13 @@ class KVStream:
         layers = dict(self.layers)
         for layer, n in lengths.items():
             old = layers.get(layer, _EMPTY)
-            if n == old.length and n:
-                continue
             if not 0 <= n <= len(old.pages) * PAGE:
                 raise OperandError(f"layer {layer} of the KV stream has pages for {len(old.pages) * PAGE} rows, "
                                    f"not {n}")
             if n > old.length and old.pages[(n - 1) // PAGE].claimed < (n - 1) % PAGE + 1:
                 raise InternalError(f"rows up to {n} of layer {layer} of the KV stream were not reserved")
             layers[layer] = old.at(n)
-        out = KVStream(self.geometry, self.dtype, layers)
-        out._addresses = self._addresses       # the pages and their tables are the same
-        return out
+        return KVStream(self.geometry, self.dtype, layers)
 
     def append(self, layer: int, k: np.ndarray, v: np.ndarray | None) -> "KVStream":
         """The stream with rows k f32 [rows, kv_heads * head_dim] and v [rows, kv_heads * value_dim] after the layer's

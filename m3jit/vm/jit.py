@@ -16,7 +16,7 @@ from m3jit.ir.lift import Entry, Lifter
 from m3jit.ir.lower import Region, lower
 from m3jit.ir.passes import PassLog, run_passes
 from m3jit.ir.passes.fuse import Group
-from m3jit.ir.tensor import Function, Node, Sym, TensorType, eval_dim
+from m3jit.ir.tensor import Function, Node, Retired, Sym, TensorType, eval_dim
 from m3jit.isa.types import Tensor
 from m3jit.vm.context import PARKED
 from m3jit.vm.image import entry_points
@@ -26,6 +26,7 @@ from m3jit.vm.native import NO_BUDGET, CompiledRegion, fits, type_of_value
 MAX_VARIANTS = 8
 HOT_VISITS = 64                 # visits of an entry after which anything is worth compiling
 ENOUGH_BYTES = 1 << 15          # bytes touched by one pass over a region that are worth compiling at once
+WORTH_ENTERING = 40             # scalar instructions without a loop cost less interpreted than entering a region does
 LOOP_VISITS = 8                 # visits after which a region with a loop is compiled
 
 
@@ -80,6 +81,11 @@ def touched_bytes(f: Function, syms: dict[Sym, int]) -> int:
     return total
 
 
+def instructions(f: Function) -> int:
+    """Instructions on all ways through the function."""
+    return sum(s.count for b in f.blocks for s in b.body if isinstance(s, Retired))
+
+
 class Jit:
     """The `regions` of an interpreter (m3jit.vm.interpreter.Regions)."""
 
@@ -109,6 +115,7 @@ class Jit:
     def enter(self, ctx: Any, pc: int) -> int | None:
         point = self.points[pc]
         if point.dead:
+            self._give_up(point)                 # another machine of the program found out
             return None
         regs = ContextRegisters(ctx, self.machine)
         for region in point.variants:
@@ -160,14 +167,16 @@ class Jit:
         lifted = self._lift(regs, point.pc)
         if lifted is None:
             if not point.looked:
-                point.dead = True
-                if self.interpreter is not None:
-                    self.interpreter.unmark_entry(point.pc)
+                self._give_up(point)
             return None
         f, syms = lifted
         point.looked = True
         point.weight = touched_bytes(f, syms)
         loop = any(b.poll for b in f.blocks)
+        if not self.eager and not loop and not point.weight and point.visits >= HOT_VISITS and \
+                instructions(f) < WORTH_ENTERING:
+            self._give_up(point)
+            return None
         if not (self.eager or point.weight >= ENOUGH_BYTES or point.visits >= HOT_VISITS or
                 (loop and point.visits >= LOOP_VISITS) or point.variants):
             return None
@@ -181,6 +190,12 @@ class Jit:
         if len(point.variants) > 3:
             self.log.append(f"region at {point.pc:#x} has {len(point.variants)} variants")
         return compiled
+
+    def _give_up(self, point: Point) -> None:
+        """Nothing at this point is worth compiling: interpret it without asking."""
+        point.dead = True
+        if self.interpreter is not None:
+            self.interpreter.unmark_entry(point.pc)
 
     def _lift(self, regs: "ContextRegisters", pc: int) -> tuple[Function, dict[Sym, int]] | None:
         syms: dict[Sym, int] = {}

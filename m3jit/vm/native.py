@@ -238,10 +238,10 @@ class CompiledRegion:
                     held: "Held", syms: dict[Sym, int]) -> None:
         way = self.ways.get(number)
         if way is None:
-            way = self.ways[number] = Way(self.region.exits[number])
+            way = self.ways[number] = Way(self.region.exits[number], self.streams)
         for k, v in way.values(regs, frame, fresh, syms):
             regs.set(k, v)
-        states = {k: held.commits[k].with_lengths(rows) for k, rows in way.state_lengths(frame).items()}
+        states = way.streams(frame, held.commits)
         if held.cells is not None:
             states |= held.cells.leave(way.info.stores)
         for k in self.region.function.states:            # in program order: new states get handles

@@ -9,13 +9,15 @@ from m3jit.ir.eager_scalar import NAN
 from m3jit.ir.lower import ExitInfo, Store
 from m3jit.ir.tensor import Sym, TensorType, eval_dim
 from m3jit.ir.trace_recurrent import is_cell
+from m3jit.isa.kv import KVStream
 from m3jit.isa.types import Tensor
+from m3jit.vm.region_streams import RegionStreams
 
 
 class Way:
     """One exit, its stores sorted by how the value is found."""
 
-    def __init__(self, info: ExitInfo):
+    def __init__(self, info: ExitInfo, streams: RegionStreams):
         self.info = info
         stores = [s for s in info.stores if not is_cell(s.key)]
         kv = [s for s in stores if s.how == "i64" and isinstance(s.key, tuple) and s.key[0] == "kvlen"]
@@ -25,10 +27,11 @@ class Way:
         self.inputs = [(s, _Shape(s.type)) for s in stores if s.how == "input"]
         self.constants = [s for s in stores if s.how not in ("i64", "f64", "tensor", "input")]
         self.integer_words, self.float_words = _words(self.integers), _words(self.floats)
-        self.lengths: dict[Any, tuple[list[int], np.ndarray]] = {}       # state register -> layers, their words
+        self.lengths: dict[Any, tuple[tuple[int, ...], np.ndarray]] = {}       # state register -> layers, their words
         for key in dict.fromkeys(s.key[1] for s in kv):
-            mine = [s for s in kv if s.key[1] == key]
-            self.lengths[key] = ([s.key[2] for s in mine], _words(mine))
+            words = {s.key[2]: s.word for s in kv if s.key[1] == key}
+            layers = streams.in_order(key, words)
+            self.lengths[key] = (layers, np.array([words[n] for n in layers], np.intp))
 
     def values(self, regs: Any, frame: np.ndarray, fresh: Mapping[int, np.ndarray],
                syms: dict[Sym, int]) -> list[tuple[Any, Any]]:
@@ -47,9 +50,10 @@ class Way:
             out.append((s.key, t if dims == t.shape else Tensor(t.dtype, dims, t.data.reshape(dims))))
         return out
 
-    def state_lengths(self, frame: np.ndarray) -> dict[Any, dict[int, int]]:
-        """State register -> layer -> rows of its stream."""
-        return {key: dict(zip(layers, frame[words].tolist())) for key, (layers, words) in self.lengths.items()}
+    def streams(self, frame: np.ndarray, reserved: Mapping[Any, KVStream]) -> dict[Any, KVStream]:
+        """State register -> its stream, of those that were reserved, with the rows it has now."""
+        return {key: reserved[key].with_all_lengths(layers, frame[words].tolist())
+                for key, (layers, words) in self.lengths.items()}
 
 
 def _words(stores: list[Store]) -> np.ndarray:

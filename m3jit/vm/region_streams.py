@@ -4,7 +4,7 @@ A model has one layer of a stream for each of its own, so everything here is don
 """
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from typing import Any, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -19,9 +19,16 @@ class _Stream:
     def __init__(self, uses: list[KvUse], lengths: list[tuple[int, int]]):
         self.geometry, self.dtype = uses[0].geometry, uses[0].dtype
         self.alike = all((u.geometry, u.dtype) == (self.geometry, self.dtype) for u in uses)
-        self.layers, self.rows = tuple(u.layer for u in uses), [u.rows for u in uses]
+        self.layers, self._rows = tuple(u.layer for u in uses), [u.rows for u in uses]
+        self._fixed = all(r.__class__ is int for r in self._rows)
         self.table_words = np.array([u.table_word for u in uses], np.intp)
-        self.length_layers, self.length_words = [layer for layer, _ in lengths], [word for _, word in lengths]
+        self.length_layers, self.length_words = tuple(layer for layer, _ in lengths), [word for _, word in lengths]
+        if self.length_layers == self.layers:
+            self.length_layers = self.layers         # one object: streams recognise it
+
+    def rows(self, syms: dict[Sym, int]) -> list[int]:
+        """Rows the region appends to each layer."""
+        return self._rows if self._fixed else [eval_dim(r, syms) for r in self._rows]
 
 
 class RegionStreams:
@@ -35,6 +42,11 @@ class RegionStreams:
         for key, layer, word in lengths:
             of[key][1].append((layer, word))
         self.streams = {key: _Stream(*parts) for key, parts in of.items()}
+
+    def in_order(self, key: Any, layers: Collection[int]) -> tuple[int, ...]:
+        """These layers of a stream in the region's order: the very tuple `_Stream.layers` when they are all."""
+        known = self.streams[key].layers
+        return known if len(layers) == len(known) else tuple(n for n in known if n in layers)
 
     def match(self, regs: Any, seen: dict[int, Any]) -> bool:
         """Whether the streams of these registers fit.  seen: states other registers name, by identity."""
@@ -56,9 +68,9 @@ class RegionStreams:
         for key, use in self.streams.items():
             stream = regs.get(key) or KVStream(use.geometry, DTYPES[use.dtype])
             stream = stream if stream.geometry else KVStream(use.geometry, stream.dtype)
-            rows = [r if r.__class__ is int else eval_dim(r, syms) for r in use.rows]
+            rows = use.rows(syms)
             out[key] = stream.reserve_all(use.layers, rows)
-            most = max(most, *map(int.__add__, stream.lengths(use.layers), rows))
+            most = max(most, max(map(int.__add__, out[key].lengths(use.layers), rows)))
         return out, -(-most // PAGE)
 
     def fill(self, frame: np.ndarray, reserved: dict[Any, KVStream]) -> None:
