@@ -23,6 +23,7 @@ COMMANDS = {                                           # name -> (module, attrib
     "explain": ("explain", "explain"),
     "ops": ("ops", "ops"),
     "model": ("model", "model"),
+    "quantize": ("quantize", "quantize"),
     "doctor": ("doctor", "doctor"),
     "bench": ("bench", "bench"),
     "version": ("programs", "version"),

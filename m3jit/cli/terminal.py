@@ -96,7 +96,7 @@ class Progress:
             self._drawn = False
 
 
-def keep_inputs(output: str | None, *inputs: str) -> None:
+def keep_inputs(output: str | None, *inputs: str, remedy: str = "give -o another name") -> None:
     """UsageError when an output file is one of the files a command reads: it would be lost."""
     for path in inputs:
         try:
@@ -104,8 +104,7 @@ def keep_inputs(output: str | None, *inputs: str) -> None:
         except (OSError, ValueError):                  # the output is not there yet
             continue
         if same:
-            raise UsageError(f"{output}: is the file that is read ({path}); it would be overwritten; give -o another "
-                             "name")
+            raise UsageError(f"{output}: is the file that is read ({path}); it would be overwritten; {remedy}")
 
 
 def write_file(path: str, data: bytes) -> None:

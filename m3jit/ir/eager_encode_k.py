@@ -23,6 +23,7 @@ from m3jit.errors import OperandError
 
 F = np.float32
 STEPS_Q4, STEPS_Q6 = 21, (0, *range(-9, 0), *range(1, 10))
+LARGEST = 1e10                               # beyond 65504 * 128 * 32, what the largest scales reach
 TINY = F(1e-15)                              # a Q6_K block whose scales are all smaller is zeros
 
 
@@ -32,6 +33,14 @@ def _fold(terms: np.ndarray) -> np.ndarray:
     for term in terms[1:]:
         total += term
     return total
+
+
+def _check_size(x: np.ndarray) -> None:
+    """Refuses what no F16 scale can stand for, and what would overflow in the search's squares and cubes."""
+    peak = float(np.abs(x).max(initial=0))
+    if peak > LARGEST:
+        raise OperandError(f"QUANTIZE: a block with a value of {peak:g} needs a scale that F16 cannot hold (65504 at "
+                           "most)")
 
 
 def _half(v: np.ndarray, name: str) -> np.ndarray:
@@ -89,6 +98,7 @@ def _six_bits(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def encode_q4_k(x: np.ndarray) -> list[np.ndarray]:
     """x f32 [n, 256] -> the parts of Q4_K blocks, [n, bytes] each."""
+    _check_size(x)
     sub = np.ascontiguousarray(x.reshape(-1, 32).T)
     scales, lows = (v.reshape(-1, 8) for v in _scale_and_min(sub))
     (sc, d), (m, dmin) = _six_bits(scales), _six_bits(np.maximum(lows, F(0)))
@@ -123,6 +133,7 @@ def _signed_scale(x: np.ndarray) -> np.ndarray:
 
 def encode_q6_k(x: np.ndarray) -> list[np.ndarray]:
     """x f32 [n, 256] -> the parts of Q6_K blocks, [n, bytes] each."""
+    _check_size(x)
     scales = _signed_scale(np.ascontiguousarray(x.reshape(-1, 16).T)).reshape(-1, 16)
     top = np.take_along_axis(scales, np.argmax(np.abs(scales), axis=-1)[:, None], -1)
     top = np.where(np.abs(top) < TINY, F(0), top)

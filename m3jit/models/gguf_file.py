@@ -106,6 +106,11 @@ class Metadata(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._entries
 
+    def stored(self, key: str) -> tuple[int, bytes]:
+        """(number of its type, its bytes as the file holds them): what a copy of the value needs."""
+        entry = self._entries[key]
+        return entry.kind, self._file._data[entry.start:entry.stop].tobytes()
+
     def type_name(self, key: str) -> str:
         """The stored type of a value, for example "u32" or "array"."""
         return _TYPE_NAMES[self._entries[key].kind]

@@ -49,3 +49,23 @@ def test_weights_that_are_not_finite_are_named(capfd, tmp_path, whole):
     got = call(capfd, "run", bad, "--prompt", "a river", "--max-tokens", "1")
     assert "warning: tensor 'blk.1.ffn_up.weight' (Q8_0 [512, 256]) holds a scale d" in got.err
     assert "warning: tensor 'blk.0.attn_norm.weight' (F32 [256]) holds NaN at 7" in got.err
+
+
+def test_quantising(capfd, tmp_path):
+    source = make_tiny_models.build(tmp_path, ("F32",))["F32"]
+    out = tmp_path / "out.gguf"
+    got = call(capfd, "quantize", source, out, "q4_k")
+    assert got.code == 0 and got.out == "" and \
+        f"{out}: 0.8 MB of weights, from 5.8 MB; tensors: 5 F32, 15 Q4_K, 1 Q6_K" in got.err
+    assert call(capfd, "run", out, "--prompt", "a river", "--max-tokens", "3").code == 0
+    got = call(capfd, "quantize", out, tmp_path / "again.gguf", "Q8_0")
+    assert got.code == 1 and "is in blocks already (Q4_K)" in got.err and not (tmp_path / "again.gguf").exists()
+    for arguments, said in (([source, out, "Q9_K"], "TYPE: no type 'Q9_K'; expected one of F32 F16 BF16 Q8_0"),
+                            ([source, out, "Q8_0", "--output-type", "no"], "--output-type"),
+                            ([source, source, "Q8_0"], "it would be overwritten; give another OUTPUT"),
+                            ([source, tmp_path, "Q8_0"], "is no regular file; give another OUTPUT")):
+        got = call(capfd, "quantize", *arguments)
+        assert got.code == 2 and said in got.err, got
+    got = call(capfd, "quantize", source, tmp_path / "no" / "out.gguf", "Q8_0")
+    assert got.code == 1 and "cannot be written (No such file or directory)" in got.err
+    assert call(capfd, "quantize", ROOT / "examples/hello.m3asm", out, "Q8_0").code == 1
