@@ -18,6 +18,7 @@ from m3jit.models.model_error import ModelFileError
 from m3jit.models.safetensors_file import read_json
 from m3jit.models.stream_decoder import LeadingSpace
 from m3jit.models.tokenizer import _valid_text
+from m3jit.models.vocabulary import ends_by_name
 from m3jit.models.word_pieces import WORD_START, decode_piece
 
 FILE_NAME = "tokenizer.json"
@@ -53,8 +54,9 @@ class FolderTokenizer:
             raise ModelFileError(self.path, f"is {self.model!r}, which is not supported", item="model.type",
                                  expected="BPE, WordPiece, Unigram or WordLevel")
         self.bos, self.eos = self._special("bos"), self._special("eos")
-        self.padding, self.end_of_turn = self._special("pad"), None
-        found = [self.eos, *self._model_ends]
+        self.padding = self._special("pad")
+        self.end_of_turn, named = ends_by_name({self.vocabulary.texts[token]: token for token in self._hidden})
+        found = [self.eos, *self._model_ends, *named]
         self.ends = frozenset(token for token in found if token is not None)
         self.adds_bos = self.bos is not None and self.bos in self._encode("", True)
         self.adds_eos = self.eos is not None and self.eos in self._encode("", True)

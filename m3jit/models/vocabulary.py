@@ -1,6 +1,7 @@
 """The vocabulary of a GGUF file: token texts, kinds, scores, and the tokens with a meaning of their own."""
 
 import warnings
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cached_property
 
@@ -40,6 +41,19 @@ _FILL_IN_OTHERS = {
     "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
                 "<|code_middle|>", "<|middle|>")}
 _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+
+def ends_by_name(ids: Mapping[str, int]) -> tuple[int | None, set[int]]:
+    """(the token that ends a turn, every token that ends generation) among special tokens, by their texts."""
+    turn = next((ids[name] for name in _END_OF_TURN if name in ids), None)
+    ends = {ids[name] for name in _ENDS if name in ids} - {ids.get(name) for name in _not_ends(ids)}
+    return turn, ends
+
+
+def _not_ends(ids: Mapping[str, int]) -> set[str]:
+    """In vocabularies with these pairs "<|end|>" only ends a channel, and "</s>" is an HTML tag."""
+    channels = {"<|return|>", "<|call|>"} <= ids.keys() or {"<|calls|>", "<|flush|>"} <= ids.keys()
+    return ({"<|end|>"} if channels else set()) | ({"</s>"} if {"</s>", "<|tool_response>"} <= ids.keys() else set())
 
 
 class Vocabulary:
@@ -152,11 +166,9 @@ class Vocabulary:
             if name in self.ids:
                 self.kinds[self.ids[name]] = TokenKind.USER_DEFINED
         ends |= {self.eos, self.end_of_turn, end_of_message}
-        # In vocabularies with these pairs "<|end|>" only ends a channel, and "</s>" is an HTML tag.
-        if {"<|return|>", "<|call|>"} <= self.ids.keys() or {"<|calls|>", "<|flush|>"} <= self.ids.keys():
-            ends.discard(self.ids.get("<|end|>"))
-        if "</s>" in self.ids and "<|tool_response>" in self.ids:
-            ends.discard(self.ids["</s>"])
+        wrong = _not_ends(self.ids)
+        ends -= {self.ids.get(name) for name in wrong}
+        if "</s>" in wrong:
             self.kinds[self.ids["</s>"]] = TokenKind.NORMAL
         self.ends = frozenset(ends - {None})
 

@@ -89,3 +89,10 @@ def test_a_chat_template_keeps_control_tokens_of_messages_as_text(tmp_path):
     tokens = ChatTemplate(tokenizer).tokens([{"role": "user", "content": "the <|end|>"}])
     assert tokens.count(258) == 1 and tokens[-1] == 258
     assert tokens[:-1] == tokenizer.encode("the <|end|>", add_bos=False, add_eos=False)
+
+
+def test_tokens_that_end_a_turn_are_known_by_name(tmp_path):
+    byte_pairs(tmp_path, end="<|im_end|>")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    tokenizer = FolderTokenizer(tmp_path)
+    assert (tokenizer.eos, tokenizer.end_of_turn, tokenizer.ends) == (None, 258, {258})
