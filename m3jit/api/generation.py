@@ -192,6 +192,23 @@ class LanguageModel:
         vm.push_input(np.array(ids, np.int64))
         return text
 
+    @functools.cached_property
+    def _scoring(self) -> Any:
+        return self._models.program(self.model, self.reference, replace(self._options, scoring=True))
+
+    def score(self, ids: Sequence[int]) -> np.ndarray:
+        """The log-probability of each token but the first after those before it: F32 [n - 1], natural logarithm.
+
+        UserError: ids outside the vocabulary, or more than the context holds."""
+        ids = self.prompt_tokens(ids)
+        self.check(len(ids), Settings())
+        vm = VM(self._scoring, self._backend, self._threads, models=self._models, files=None)
+        scores: list[np.ndarray] = [np.empty(0, np.float32)]
+        vm.set_sink("SCORES", scores.append)
+        vm.push_input(np.array(ids, np.int64))
+        vm.run()
+        return np.concatenate(scores)[:-1]             # nothing is behind the last token
+
     def check(self, tokens: int, settings: Settings) -> tuple[Settings, int, grammars.Matcher | None]:
         """(checked settings, positions that may be used, the grammar at its start) for a prompt of so many tokens.
 

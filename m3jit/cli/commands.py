@@ -14,6 +14,7 @@ COMMANDS = {                                           # name -> (module, attrib
     "chat": ("chat", "chat"),
     "tokenize": ("tokenize", "tokenize"),
     "embed": ("embed", "embed"),
+    "perplexity": ("perplexity", "perplexity"),
     "compile": ("compile", "compile_model"),
     "asm": ("programs", "asm"),
     "disasm": ("programs", "disasm"),

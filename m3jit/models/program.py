@@ -13,7 +13,7 @@ from typing import Any, Callable, Protocol, Sequence
 
 import numpy as np
 
-from m3jit.models import hosted
+from m3jit.models import hosted, scoring
 from m3jit.models.adapters import Adapted, Adapter
 from m3jit.models.model_source import BLOCK_TYPES, Shapes, Source, check_tensors
 
@@ -37,6 +37,7 @@ class Options:
     adapters: tuple[Adapter, ...] = ()
     hosted: bool = False            # settings in registers, token ids out (m3jit.models.hosted)
     conversation: bool = False      # hosted: wait for the next prompt instead of ending
+    scoring: bool = False           # log-probabilities of the prompt's tokens, nothing generated (m3jit.models.scoring)
 
 
 class Writer:
@@ -191,9 +192,13 @@ def generation_program(model: Architecture, w: Writer, reference: str, ends: Seq
     w(f".equ CHUNK {o.chunk}")
     for i, token in enumerate(ends):
         w(f".equ EOS_{i} {token}")
+    vocabulary = w.source.tensor("token_embd.weight").shape[0]
     w()
-    w(".text")
-    if o.hosted:
+    if not o.scoring:
+        w(".text")
+    if o.scoring:
+        scoring.write_prompt(w, vocabulary)
+    elif o.hosted:
         hosted.write_prompt(w, o.repeat_penalty != 1.0, o.conversation)
     else:
         _prompt(w)
@@ -202,8 +207,9 @@ def generation_program(model: Architecture, w: Writer, reference: str, ends: Seq
         w()
         w(f"layer_{i}:")
         model.layer(w, i)
-    if o.hosted:
-        vocabulary = w.source.tensor("token_embd.weight").shape[0]
+    if o.scoring:
+        scoring.write_scores(w, lambda: model.head(w), model.context)
+    elif o.hosted:
         hosted.write_next_token(w, lambda: model.head(w), ends, vocabulary, o.repeat_penalty, o.conversation)
     else:
         _next_token(model, w, len(ends))
