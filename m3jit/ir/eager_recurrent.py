@@ -31,6 +31,7 @@ class Recurrent:
             raise OperandError(f"CONV needs {x.shape[1]} biases, got {describe(bias)}")
         count, channels = x.shape
         taps = w.shape[1]
+        self.room((count + taps, channels), F32)
         rows = np.concatenate([state.read(layer, WINDOW, (taps - 1, channels)), x.data])
         y = np.zeros((count, channels), np.float32)
         if bias is not None:
@@ -50,6 +51,7 @@ class Recurrent:
         d_state = self._scan_operands(x, dt, a, b, c, d, heads, groups)
         count, channels = x.shape
         shape = scan_shape(channels, d_state, heads, groups)
+        self.room(shape, F32)
         h = state.read(layer, SCAN, shape).reshape(channels, d_state)
         y = np.empty((count, channels), np.float32)
         b_rows, c_rows = (np.repeat(v.data.reshape(count, groups, 1, d_state), channels // groups, axis=2)

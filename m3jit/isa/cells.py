@@ -73,7 +73,7 @@ class Cell:
 
 
 def take(part: str, shape: tuple[int, ...]) -> Cell:
-    """A cell with arbitrary contents."""
+    """A cell with arbitrary contents.  MemoryError when there is no room for it."""
     global _spared
     size = max(math.prod(stored_shape(part, shape)), 1)
     free = _spare.get(4 * size)
@@ -84,7 +84,10 @@ def take(part: str, shape: tuple[int, ...]) -> Cell:
             return Cell(data, shape)
         except IndexError:                   # another thread took the last one
             pass
-    return Cell(np.empty(size, np.float32), shape)
+    try:
+        return Cell(np.empty(size, np.float32), shape)
+    except (ValueError, OverflowError) as error:            # a size that no machine has
+        raise MemoryError(str(error)) from None
 
 
 def cell_of(part: str, a: np.ndarray) -> Cell:

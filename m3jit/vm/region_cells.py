@@ -19,8 +19,8 @@ class RegionCells:
     """The cells of one region.  Keys: ("cell", state register, layer, part, shape)."""
 
     def __init__(self, reads: Sequence[tuple[Any, int]], writes: Sequence[tuple[Any, int]]):
-        self.zeros = [zero(key[3], key[4]) for key, _ in reads]          # what a cell nobody has written reads as
-        self.reads = [(key[1], key[2:4], cell.address) for (key, _), cell in zip(reads, self.zeros)]
+        self.reads = [(key[1], key[2:4], key[3:5]) for key, _ in reads]
+        self.zeros: dict[tuple, Cell] = {}       # (part, shape) -> what a cell nobody has written reads as
         self.read_words = np.array([word for _, word in reads], np.intp)
         self.writes = [(word, key[3], key[4]) for key, word in writes]
         self.write_words = np.array([word for _, word in writes], np.intp)
@@ -43,16 +43,23 @@ class RegionCells:
         return True
 
     def enter(self, regs: Any, frame: np.ndarray) -> "Entered":
-        """Put the addresses of all cells into a frame."""
+        """Put the addresses of all cells into a frame.  MemoryError when there is no room for the fresh ones."""
         states = {s: regs.get(s) or EMPTY for s in self.states}
         fresh = {}
         if self.reads:
-            frame[self.read_words] = [cell.address if (cell := states[s].cells.get(at)) is not None else nothing
-                                      for s, at, nothing in self.reads]
+            frame[self.read_words] = [(states[s].cells.get(at) or self.nothing(kind)).address
+                                      for s, at, kind in self.reads]
         if self.writes:
             fresh = {word: take(part, shape) for word, part, shape in self.writes}
             frame[self.write_words] = [cell.address for cell in fresh.values()]
         return Entered(states, fresh)
+
+
+    def nothing(self, kind: tuple[str, tuple[int, ...]]) -> Cell:
+        """A cell of zeros, made once; nobody writes to it."""
+        if kind not in self.zeros:
+            self.zeros[kind] = zero(*kind)
+        return self.zeros[kind]
 
 
 class Entered:

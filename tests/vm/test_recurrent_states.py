@@ -186,6 +186,18 @@ def test_what_is_refused(backend, source, message):
         vm.run()
 
 
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+def test_a_state_there_is_no_room_for(backend):
+    """10^12 states from operands of 4 MB."""
+    n = 10 ** 6
+    vm = machine("SSM_SCAN r1, r2, S0, r3, r4, B=r2 C=r2 HEADS=1\nHALT", backend=backend)
+    for name, a in (("r2", np.ones((1, n))), ("r3", np.ones((1, 1))), ("r4", -np.ones(1))):
+        vm.set(name, a.astype(np.float32))
+    with pytest.raises(Trap, match="out of memory"):
+        vm.run()
+    assert vm.get("S0") is None
+
+
 def test_memory_of_dead_cells_is_used_again_and_that_of_live_ones_is_not():
     shape = (3, 1001)
     first = cell_of(WINDOW, np.full(shape, 1, np.float32))
