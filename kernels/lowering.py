@@ -337,9 +337,12 @@ def lower_matmul(lw: Lowering, n: Node) -> None:
     x, w = n.args
     source, weights, out = lw.of(x), lw.of(w), lw.out(n)
     k, cols = x.shape[-1], n.shape[-1]
-    kernel = (matmul_rows if n.attrs["transposed"] else matmul_columns)(w.dtype.name)
-    lw.launch(kernel, [source, weights, out, lw.dim(rows_of(n)), lw.dim(k), lw.dim(cols)], [source, weights], [out],
-              rows=3, strides={0: dim_mul(k, x.dtype.nbytes), 2: dim_mul(cols, 4)})
+    groups = w.shape[0] if len(w.shape) == 3 else 1          # a row is what one token has for all of them
+    tokens = dim_mul(*n.shape[:-2]) if len(w.shape) == 3 else rows_of(n)
+    kernel = (matmul_rows if n.attrs["transposed"] else matmul_columns)(w.dtype.name, len(w.shape) == 3)
+    lw.launch(kernel, [source, weights, out, lw.dim(tokens), lw.dim(k), lw.dim(cols),
+                       *([lw.dim(groups)] if len(w.shape) == 3 else [])], [source, weights], [out],
+              rows=3, strides={0: dim_mul(groups, k, x.dtype.nbytes), 2: dim_mul(groups, cols, 4)})
 
 
 @lowers("argmax")

@@ -5,6 +5,8 @@ Each output: 64 lanes, lane l folds acc = fma(x_k, w_k, acc) over k = l, l + 64,
 w is F32, F16 or BF16, [N, K] (`matmul_rows`) or [K, N] (`matmul_columns`), or a block type [N, K] in file order, each
 element decoded exactly as `dequantize` does.
 
+Grouped kernels take x [T, G, K], w [G, N, K] or [G, K, N] and give y [T, G, N]: row g of a token by matrix g.
+
 Schedule: the 64 lanes are independent until the tree, so a kernel of 16 lanes takes them in four quarters, one after
 the other over the whole of K for a tile of rows x tokens (accumulators stay in registers), and joins the quarters at
 the end: (q0 + q2) + (q1 + q3), then the tree over 16.  One token: all four quarters at once, two rows half the matrix
@@ -15,7 +17,7 @@ from __future__ import annotations
 import functools
 from typing import Callable, Sequence
 
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import MEMORY, Buffer, Builder, Kernel, Value
 from m3jit.isa.types import DTYPES, DType
 from m3jit.kernels import blocks
 from m3jit.kernels.embed import FLOAT_MEMORY
@@ -29,13 +31,14 @@ COLUMN_VECTORS = 2                           # vectors of 16 columns of a matmul
 class RowsKernel:
     """A product with rows of weights under construction; parameters as `matmul_rows`."""
 
-    def __init__(self, dtype: DType, name: str = "matmul_rows"):
+    def __init__(self, dtype: DType, name: str = "matmul_rows", grouped: bool = False):
         self.dtype = dtype
-        self.b = b = Builder(f"{name}_{dtype.name.lower()}", LANES)
+        self.b = b = Builder(f"{name}_{dtype.name.lower()}{'_grouped' * grouped}", LANES)
         self.memory = "u8" if dtype.is_block else FLOAT_MEMORY[dtype.name]
         self.x, self.w, self.y = b.ptr("x", "r", "f32"), b.ptr("w", "r", self.memory), b.ptr("y", "w", "f32")
         self.tokens, self.cols, self.rows = b.scalar("T"), b.scalar("K"), b.scalar("N")
         self.row_bytes = self.cols // dtype.block * dtype.nbytes
+        self.groups = b.scalar("G") if grouped else None
         # several rows share the loads of x; decoding a block costs more than that, so there several tokens share it
         self.tile_rows, self.tile_tokens = (4, (6, 2, 1)) if not dtype.is_block else (1, (8, 2, 1))
         self.step = max(DOT, dtype.block)    # elements per round of the inner loop
@@ -92,10 +95,14 @@ class RowsKernel:
         joined = (quarters[0] + quarters[2]) + (quarters[1] + quarters[3])
         value = b.canonical_nan(b.fold(joined, "add"))
         with b.if_(row < self.rows):
-            b.store("f32", self.y, self.rows * token + row, value)
+            b.store("f32", self.y, self.rows * self.row_of(token) + row, value)
+
+    def row_of(self, token: Value | int) -> Value | int:
+        """Number of a token's row in x and y."""
+        return token if self.groups is None else self.groups * token + self.member
 
     def token_row(self, token: Value | int) -> Buffer:
-        return self.x.at(self.cols * token * 4)
+        return self.x.at(self.cols * self.row_of(token) * 4)
 
     # -- one token ----------------------------------------------------------------------------------------------
     def single(self, first_rows: Sequence[Value]) -> None:
@@ -103,7 +110,7 @@ class RowsKernel:
         with b.loop(0, ROWS) as r:
             rows = [first + r for first in first_rows]
             acc = [[b.var("f32", 0.0) for _ in rows] for _ in range(QUARTERS)]
-            self.fold(acc, [self.weight_row(row) for row in rows], [self.x], range(QUARTERS))
+            self.fold(acc, [self.weight_row(row) for row in rows], [self.token_row(0)], range(QUARTERS))
             for i, row in enumerate(rows):
                 self.finish([q[i].get() for q in acc], 0, row)
 
@@ -129,14 +136,20 @@ class RowsKernel:
         b = self.b
         tiles = (self.rows + (ROWS - 1)) // ROWS
         half = (tiles + 1) // 2
-        b.set_grid(half)
-        far = b.group + half
+        group = b.group
+        if self.groups is None:
+            b.set_grid(half)
+        else:
+            b.set_grid(half * self.groups)
+            self.member, group = b.group // half, b.group % half
+            self.w = self.w.at(self.member * self.rows * self.row_bytes)
+        far = group + half
         two = far < tiles
         with b.if_(self.tokens.equals(1)):
-            self.single([b.group * ROWS, b.select(two, far, b.group) * ROWS])
+            self.single([group * ROWS, b.select(two, far, group) * ROWS])
         with b.else_():
             with b.loop(0, b.cvt(two, "i64") + 1) as stream:
-                base = (b.group + half * stream) * ROWS
+                base = (group + half * stream) * ROWS
 
                 def tokens(first: Value, count: int) -> None:
                     with b.loop(0, ROWS, self.tile_rows) as r:
@@ -146,22 +159,37 @@ class RowsKernel:
 
 
 @functools.lru_cache(maxsize=None)
-def matmul_rows(dtype_name: str) -> Kernel:
-    """x r f32 [T, K], w r [N, K] row-major (block types: file bytes), y w f32 [T, N], T, K, N i64."""
-    return RowsKernel(DTYPES[dtype_name]).build()
+def matmul_rows(dtype_name: str, grouped: bool = False) -> Kernel:
+    """x r f32 [T, K], w r [N, K] row-major (block types: file bytes), y w f32 [T, N], T, K, N i64.
+    grouped: x [T, G, K], w [G, N, K], y [T, G, N] and G i64 behind."""
+    return RowsKernel(DTYPES[dtype_name], grouped=grouped).build()
 
 
 @functools.lru_cache(maxsize=None)
-def matmul_columns(dtype_name: str) -> Kernel:
+def matmul_columns(dtype_name: str, grouped: bool = False) -> Kernel:
     """x r f32 [T, K], w r float [K, N], y w f32 [T, N], T, K, N i64.  16 lanes = 16 outputs; the 64 lanes of the dot
-    are walked one after the other, their sums kept in scratch for the tree."""
+    are walked one after the other, their sums kept in scratch for the tree.
+    grouped: x [T, G, K], w [G, K, N], y [T, G, N] and G i64 behind."""
     memory = FLOAT_MEMORY[dtype_name]
-    b = Builder(f"matmul_columns_{dtype_name.lower()}", LANES)
+    b = Builder(f"matmul_columns_{dtype_name.lower()}{'_grouped' * grouped}", LANES)
     x, w, y = b.ptr("x", "r", "f32"), b.ptr("w", "r", memory), b.ptr("y", "w", "f32")
     tokens, cols, outs = b.scalar("T"), b.scalar("K"), b.scalar("N")
     width = LANES * COLUMN_VECTORS
-    b.set_grid((outs + (width - 1)) // width)
-    column = b.group * width
+    pieces = (outs + (width - 1)) // width
+    if not grouped:
+        b.set_grid(pieces)
+        column = b.group * width
+
+        def row_of(token: Value) -> Value:
+            return token
+    else:
+        groups = b.scalar("G")
+        b.set_grid(pieces * groups)
+        member, column = b.group // pieces, b.group % pieces * width
+        w = w.at(member * cols * outs * MEMORY[memory][0])
+
+        def row_of(token: Value) -> Value:
+            return token * groups + member
     inside = [b.in_range(column + LANES * v, outs) for v in range(COLUMN_VECTORS)]
 
     def tile(first: Value, count: int) -> None:
@@ -172,7 +200,7 @@ def matmul_columns(dtype_name: str) -> Kernel:
             with b.loop(lane, cols, DOT) as k:
                 ws = [b.load_lanes(memory, w, k * outs + column + LANES * v, m) for v, m in enumerate(inside)]
                 for t in range(count):
-                    xk = b.load("f32", x, (first + t) * cols + k)
+                    xk = b.load("f32", x, row_of(first + t) * cols + k)
                     for v, wk in enumerate(ws):
                         cell = acc[t * COLUMN_VECTORS + v]
                         cell.set(b.fma(xk, wk, cell.get()))
@@ -186,7 +214,7 @@ def matmul_columns(dtype_name: str) -> Kernel:
         for i in range(size):
             value = b.canonical_nan(b.load_lanes("f32", sums, i * LANES))
             t, v = divmod(i, COLUMN_VECTORS)
-            b.store_lanes("f32", y, (first + t) * outs + column + LANES * v, value, inside[v])
+            b.store_lanes("f32", y, row_of(first + t) * outs + column + LANES * v, value, inside[v])
         b.sync()
     token_tiles(b, tokens, tile, (4, 1))
     return b.finish()

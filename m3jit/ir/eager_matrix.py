@@ -64,8 +64,11 @@ class Matrix:
 
     def matmul(self, x, w, transposed: bool = False):
         """x [.., K] times w [K, N], or w [N, K] transposed -> F32 [.., N]; weights dequantised exactly, in canonical
-        dots."""
-        x, w = float_tensor(x), self._weight(w)
+        dots.  w of three axes: x [.., G, K] -> [.., G, N], row g by matrix g."""
+        x, w = float_tensor(x), tensor(w)
+        if w.rank == 3:
+            return self._grouped(x, w, transposed)
+        w = self._weight(w)
         if w.dtype.is_block and not transposed:
             raise OperandError(f"{describe(w)} is packed along its rows: it can only be multiplied transposed, "
                                "x times W^T")
@@ -172,6 +175,16 @@ class Matrix:
     def _f32(self, v: Any) -> Tensor:
         x = float_tensor(v)
         return x if x.dtype is F32 else self.cast(x, F32)
+
+    def _grouped(self, x: Tensor, w: Tensor, transposed: bool) -> Tensor:
+        if x.rank < 2 or x.shape[-2] != w.shape[0]:
+            raise OperandError(f"{describe(x)} times {describe(w)}: each of {w.shape[0]} matrices needs a row, x "
+                               f"[.., {w.shape[0]}, K]")
+        parts = [self.matmul(Tensor(x.dtype, (*x.shape[:-2], x.shape[-1]), np.ascontiguousarray(x.data[..., g, :])),
+                             Tensor(w.dtype, w.shape[1:], w.data[g]), transposed) for g in range(w.shape[0])]
+        n = w.shape[1 if transposed else 2]
+        return floats(np.stack([p.data for p in parts], axis=-2) if parts else
+                      np.zeros((*x.shape[:-1], n), np.float32))
 
     def _weight(self, w: Any) -> Tensor:
         w = tensor(w)

@@ -43,11 +43,13 @@ class TraceModel:
 
     def matmul(self, x, w, transposed: bool = False):
         x, w = self.tensor(x), self.tensor(w)
-        if x.rank < 1 or w.rank != 2 or x.dtype not in T.FLOATS or (w.dtype not in T.FLOATS and not w.dtype.is_block):
+        if x.rank < w.rank - 1 or w.rank not in (2, 3) or x.dtype not in T.FLOATS or \
+                (w.dtype not in T.FLOATS and not w.dtype.is_block):
             raise self.error("matmul operands")
         x = self.cast(x, T.F32)
-        n, k = (w.shape[0], w.shape[1]) if transposed else (w.shape[1], w.shape[0])
-        if not self.same(x.shape[-1], k) or (w.dtype.is_block and not transposed):
+        n, k = w.shape[-2:] if transposed else w.shape[:-3:-1]
+        if not self.same(x.shape[-1], k) or (w.dtype.is_block and not transposed) or \
+                (w.rank == 3 and not self.same(x.shape[-2], w.shape[0])):
             raise self.error(f"matmul {x.shape} by {w.shape}")
         return self.node("matmul", TensorType(T.F32, (*x.shape[:-1], n)), x, w, transposed=transposed)
 

@@ -236,9 +236,9 @@ def lora_merge(xp, rd: Rd, base: R1, a: R2, b: R3, scale: FloatOrReg()[0, 4] = 1
 
     b a is a canonical float dot over the rank; times SCALE, then the sum, in f32, rounded once to base's type.
     Subtracting what was added does not restore the bits of base: keep the base, or a snapshot.  Traps: shapes that do
-    not fit; a block-quantised base (DEQUANTIZE it first)."""
+    not fit; a block-quantised base (DEQUANT it first)."""
     if base.dtype.is_block:
-        raise xp.error(f"LORA_MERGE changes a float weight, got {base.dtype.name}; DEQUANTIZE it first, or use "
+        raise xp.error(f"LORA_MERGE changes a float weight, got {base.dtype.name}; DEQUANT it first, or use "
                        "LORA_APPLY, which leaves the base as it is")
     _check_adapter(xp, base, a, b)
     delta = xp.mul(xp.matmul(b, a, False), scale)

@@ -17,7 +17,7 @@ from m3jit.isa.types import F32 as F32_TYPE
 
 KV_STATE = StateDoc("a KV stream value of the context root (region KV_CACHE)",
                     "O(1): pages are append-only and shared", "lengths and pages of the snapshot are put back")
-CELL_STATE = StateDoc("a recurrent state value of the context root: for each layer h of SSM_SCAN and the window of CONV",
+CELL_STATE = StateDoc("a recurrent state value of the context root: h of SSM_SCAN and the window of CONV, by layer",
                       "O(1): the value is immutable and shared", "the value of the snapshot is put back")
 KV_TYPE = BitsEnum(words=("F16", "BF16", "F32", "Q8_0"), numbers=(0, 1, 2, 3), bare=False, bit=1)
 _HEAD_KEYS = {"KVHEADS": "kv_heads", "NHEADS": "heads", "HEAD_DIM": "hdim"}
@@ -145,6 +145,7 @@ def matvec(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, experts: R4("tensor") = No
            precision: Precision = "FP32", act: fused_act()[0] = None):
     """rd = x W (+ bias), x [.., K], W [K, N]; TRANSPOSE: W is stored [N, K], as model files store it.  Then ACT.
 
+    W of three axes is a matrix for each row: x [.., G, K] and W [G, K, N] (TRANSPOSE: [G, N, K]) give [.., G, N].
     FP32: canonical float dots (64 lanes) with the weights' exact values.  INT8: x is quantised to int8 in blocks of the
     weights' length (32 or 256), block dots are exact integers, their combination folds over the blocks; W must be
     block-quantised [N, K].  BF16, FP16: as FP32, the result stored in that type.  Otherwise the result is F32.
@@ -229,8 +230,8 @@ def conv(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, state: R4("state", both=True
     ([K], [KH, KW]) for one channel.  Zero padding.  Each output folds from its bias over channels, then kernel
     positions.
     With a state operand the convolution is causal, one row after the other, each channel by itself: x [T, C], w [C, K],
-    rd[t, c] = bias[c] + sum_k w[c, k] x[t + k - K + 1, c], where rows before the first are the K - 1 last ones the state
-    has seen at LAYER (at first: zeros).  It then holds the last K - 1 of those and x.
+    rd[t, c] = bias[c] + sum_k w[c, k] x[t + k - K + 1, c], where rows before the first are the K - 1 last ones the
+    state has seen at LAYER (at first: zeros).  It then holds the last K - 1 of those and x.
     Traps: sizes and groups that do not fit; a kernel larger than the padded input; STRIDE, PAD, DILATION or GROUPS
     beside a state; a layer whose window has another shape."""
     if state is not None:

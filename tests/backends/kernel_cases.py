@@ -105,6 +105,10 @@ def _products() -> Iterable[Case]:
         def make(rng, name=name, cols=cols, outs=outs, tokens=tokens):
             return [floats(rng, tokens, cols), weight(rng, name, cols, outs), blank((tokens, outs)), tokens, cols, outs]
         yield Case(f"matmul_columns_{name}_{tokens}x{outs}", lambda name=name: matmul.matmul_columns(name), make)
+    for kind, tokens in ((matmul.matmul_rows, 1), (matmul.matmul_rows, 3), (matmul.matmul_columns, 2)):
+        def make(rng, tokens=tokens):
+            return [floats(rng, tokens, 3, 70), floats(rng, 3, 20 * 70), blank((tokens, 3, 20)), tokens, 70, 20, 3]
+        yield Case(f"{kind.__name__}_grouped_{tokens}", lambda kind=kind: kind("F32", True), make, heavy=True)
 
 
 def _routed() -> Iterable[Case]:
@@ -398,13 +402,15 @@ def _recurrences() -> Iterable[Case]:
                     floats(rng, taps - 1, 21), blank((tokens, 21)), blank((taps - 1, 21)), tokens, 21]
         yield Case(f"causal_conv_{taps}_{tokens}", lambda t=taps, b=bias: recurrent.causal_conv(t, b), convolution,
                    slow=taps == 2)
-    for n, heads, skip, packed, tokens, slow in ((3, False, "channel", True, 4, False), (20, True, "head", False, 3, False),
-                                                 (4, True, "channel", False, 2, False), (5, False, "", False, 1, True),
-                                                 (34, False, "channel", True, 2, True), (3, True, "", False, 0, True)):
+    for n, heads, skip, packed, tokens, slow in (
+            (3, False, "channel", True, 4, False), (20, True, "head", False, 3, False),
+            (4, True, "channel", False, 2, False), (5, False, "", False, 1, True),
+            (34, False, "channel", True, 2, True), (3, True, "", False, 0, True)):
         def scan(rng, n=n, heads=heads, skip=skip, packed=packed, tokens=tokens):
             runs, length = 4, 19                        # two tiles a run
             dt = floats(rng, tokens, runs if heads else runs * length, special=False)
-            a = floats(rng, tokens, runs) if heads else -abs(floats(rng, *((8, n, 16) if packed else (runs * length, n))))
+            shape = (tokens, runs) if heads else (8, n, 16) if packed else (runs * length, n)
+            a = floats(rng, *shape) if heads else -abs(floats(rng, *shape))
             d = [floats(rng, runs if skip == "head" else runs * length)] if skip else []
             return [floats(rng, 8, n, 16), floats(rng, tokens, runs * length), dt, a, floats(rng, tokens, 2 * n),
                     floats(rng, tokens, 2 * n), *d, blank((tokens, runs * length)), blank((8, n, 16)),

@@ -43,6 +43,27 @@ def test_columns(name, cols, outs, tokens):
     assert y.tobytes() == XP.matmul(Tensor.of(x), w).tobytes()
 
 
+@pytest.mark.parametrize("tokens", (0, 1, 3, 9))
+@pytest.mark.parametrize("name, rows, cols", (("F32", 37, 100), ("F16", 5, 64), ("Q8_0", 20, 96)))
+def test_a_matrix_for_each_row(name, rows, cols, tokens):
+    """Group g of a token has the bytes of its own product with matrix g."""
+    rng, groups = np.random.default_rng(tokens), 3
+    ws, x = [weight(rng, name, rows, cols) for _ in range(groups)], rng.normal(0, 1, (tokens, groups, cols)).astype(
+        np.float32)
+    data = np.stack([w.data for w in ws])
+    want = np.stack([XP.matmul(Tensor.of(x[:, g]), w, transposed=True).data for g, w in enumerate(ws)], axis=1)
+    y = np.full((tokens, groups, rows), 7, np.float32)
+    run(matmul.matmul_rows(name, True), [x, data, y, tokens, cols, rows, groups])
+    assert y.tobytes() == want.tobytes()
+    assert XP.matmul(Tensor.of(x), Tensor(ws[0].dtype, (groups, rows, cols), data), transposed=True).data.tobytes() == \
+        want.tobytes()
+    if not ws[0].dtype.is_block:
+        y[:] = 7
+        run(matmul.matmul_columns(name, True), [x, np.ascontiguousarray(data.transpose(0, 2, 1)), y, tokens, cols, rows,
+                                                groups])
+        assert y.tobytes() == want.tobytes()
+
+
 def test_padded_steps_are_performed():
     """A lane that holds -0 becomes +0 in its padded step; without the step the tree would give -0."""
     x, w = np.full((1, 96), -1e-30, np.float32), np.full((1, 96), 1e-30, np.float32)

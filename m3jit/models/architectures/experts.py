@@ -43,6 +43,13 @@ class Experts(Decoder):
         w.product("rQ", "rH", b + "ffn_gate_inp.weight")
         w(f"TOPK rP, rQ, rExperts K={self.used} AXIS=1", "the experts of each token [T, used]")
         w("SOFTMAX rP, rP")
+        self.chosen_experts(w, b)
+        if self.scale != 1:
+            w(f"LOADI rScale, {self.scale!r}")
+            w("MUL rH, rH, rScale")
+
+    def chosen_experts(self, w: Writer, b: str) -> None:
+        """rH = what the experts rExperts [T, used] of a layer make of rH, added up with the weights rP [T, used]."""
         w(f"RESHAPE rP, rP SHAPE=[-1, {self.used}, 1]")
         w.routed("rQ", "rH", b + "ffn_gate_exps.weight", "rExperts")
         w.routed("rK", "rH", b + "ffn_up_exps.weight", "rExperts")
@@ -51,6 +58,3 @@ class Experts(Decoder):
         w.routed("rH", "rQ", b + "ffn_down_exps.weight", "rExperts")
         w("MUL rH, rH, rP")
         w("REDUCE rH, rH SUM AXIS=1")
-        if self.scale != 1:
-            w(f"LOADI rScale, {self.scale!r}")
-            w("MUL rH, rH, rScale")

@@ -1,0 +1,185 @@
+"""deepseek2 (DeepSeek-V2, V2-Lite, V2.5 and models of that form; DeepSeek-AI 2024): multi-head latent attention.
+
+    q = Wqb rmsnorm(Wqa n), or Wq n;   per head q = [q_nope | q_rope]
+    [c | k_rope] = Wkva n;   c = rmsnorm(c) * g     the latent row of a token, one for all heads; k_rope likewise
+    k_h = [Wk_h c | rope(k_rope)],   v_h = Wv_h c,   x += Wo [softmax(q_h k_h^T scale) v_h]
+
+Keys and values of the heads are never made: Wk goes to the query's side, Wv behind the attention (the absorbed form),
+    q_h k_h^T = [Wk_h^T q_nope | rope(q_rope)] [c | rope(k_rope)]^T,   out_h = Wv_h (sum of weights times c),
+so the stream holds one row [c | rope(k_rope)] a token and layer, and its first columns are the values.
+
+Files in two layouts: `attn_kv_b` [heads * (nope + value), rank] holds Wk and Wv of each head one after the other; newer
+ones have `attn_k_b` [heads, rank, nope], already turned round, and `attn_v_b` [heads, value, rank].  Products with Wk
+and Wv compute in f32 with the weights' exact values.  YaRN enters the scores alone: scale = m^2 / sqrt(key length),
+m = 1 + yarn_log_multiplier ln(factor); what is rotated keeps its length.
+
+Layers from leading_dense_block_count on have experts: p = softmax or sigmoid of the router's scores, the `used` largest
+of p (plus a bias, which only chooses) are taken, divided by their sum where expert_weights_norm says so, and multiplied
+by expert_weights_scale; shared experts are added.
+"""
+from __future__ import annotations
+
+import math
+
+from m3jit.kernels.attention_pages import MAX_DIM
+from m3jit.models.architectures.experts import Experts
+from m3jit.models.model_source import LAYER_PREFIX, Shapes
+from m3jit.models.program import Writer
+
+SOFTMAX, SIGMOID = 1, 2                     # expert_gating_func
+
+
+class DeepSeek2(Experts):
+    name = "deepseek2"
+    pairing = "NORM"
+
+    def _check_heads(self) -> None:
+        """Sizes of a head: the metadata of newer files describes the latent row, and the heads under other names."""
+        need = self.keys.need
+        self.rank = need("attention.kv_lora_rank", int)
+        self.rotary = need("rope.dimension_count", int)
+        self.value = need("attention.value_length_mla", int, default=need("attention.value_length", int))
+        self.head_dim = need("attention.key_length_mla", int, default=self.head_dim)
+        self.nope = self.head_dim - self.rotary
+        self.q_rank = need("attention.q_lora_rank", int, default=0)
+        self.kv_heads = 1
+        if min(self.heads, self.rank, self.rotary, self.value, self.nope) <= 0 or self.rank + self.rotary > MAX_DIM:
+            found = (f"{self.heads} heads of {self.nope} + {self.rotary} features and values of {self.value}, latent rows "
+                     f"of {self.rank}")
+            raise self.keys.refuse("attention.kv_lora_rank", found, "all above 0, latent and rotated features together "
+                                   f"at most {MAX_DIM}")
+
+    def read(self) -> None:
+        need = self.keys.need
+        if need("rope.scaling.attn_factor", float, default=1.0) != 1:
+            raise self.keys.refuse("rope.scaling.attn_factor", "is not 1", "1")
+        magnitude = 1.0 + need("rope.scaling.yarn_log_multiplier", float, default=0.0) * math.log(self.rotation.factor)
+        self.score_scale = magnitude ** 2 / math.sqrt(self.head_dim)
+        self.apart = LAYER_PREFIX.format(0) + "attn_k_b.weight" in self.source.tensors
+        self.dense = need("leading_dense_block_count", int, default=0)
+        if self.dense < self.layers:
+            self.read_experts(self.hidden)
+            self.shared = need("expert_shared_count", int, default=0) * self.expert_hidden
+            self.gating = need("expert_gating_func", int, default=SOFTMAX) or SOFTMAX
+            self.normed = need("expert_weights_norm", bool, default=False)
+            for key, found, supported in (("expert_gating_func", self.gating, (SOFTMAX, SIGMOID)),
+                                          ("expert_group_count", need("expert_group_count", int, default=1), (0, 1))):
+                if found not in supported:
+                    raise self.keys.refuse(key, f"is {found}", " or ".join(map(str, supported)))
+
+    # Tensors.
+
+    def layer_tensors(self, i: int) -> Shapes:
+        attention = {"attn_norm.weight": (self.width,), **self.attention_tensors(), "ffn_norm.weight": (self.width,)}
+        if i < self.dense:
+            return attention | super(Experts, self).ffn_tensors()
+        shapes = attention | self.ffn_tensors()
+        if self.shared:
+            shapes |= {"ffn_gate_shexp.weight": (self.shared, self.width),
+                       "ffn_up_shexp.weight": (self.shared, self.width), "ffn_down_shexp.weight": (self.width, self.shared)}
+        if LAYER_PREFIX.format(i) + "exp_probs_b.bias" in self.source.tensors:
+            shapes["exp_probs_b.bias"] = (self.experts,)
+        return shapes
+
+    def attention_tensors(self) -> Shapes:
+        q = self.heads * self.head_dim
+        shapes: Shapes = {"attn_kv_a_mqa.weight": (self.rank + self.rotary, self.width),
+                          "attn_kv_a_norm.weight": (self.rank,),
+                          "attn_output.weight": (self.width, self.heads * self.value)}
+        shapes |= {"attn_k_b.weight": (self.heads, self.rank, self.nope),
+                   "attn_v_b.weight": (self.heads, self.value, self.rank)} if self.apart else \
+            {"attn_kv_b.weight": (self.heads * (self.nope + self.value), self.rank)}
+        return shapes | ({"attn_q_a.weight": (self.q_rank, self.width), "attn_q_a_norm.weight": (self.q_rank,),
+                          "attn_q_b.weight": (q, self.q_rank)} if self.q_rank else {"attn_q.weight": (q, self.width)})
+
+    # Lines.
+
+    def attention(self, w: Writer, i: int, x: str = "rH") -> None:
+        b = LAYER_PREFIX.format(i)
+        factors = self.rotation.load_factors(w)
+        if self.q_rank:
+            w.product("rQ", x, b + "attn_q_a.weight")
+            w.norm("rQ", "rQ", b + "attn_q_a_norm.weight", self.eps)
+            w.product("rQ", "rQ", b + "attn_q_b.weight")
+        else:
+            w.product("rQ", x, b + "attn_q.weight")
+        w.product("rK", x, b + "attn_kv_a_mqa.weight")
+        self._queries(w, b, factors)
+        w(f"SLICE rTail, rK AXIS=1 START={self.rank}", "what is rotated")
+        w(f"SLICE rK, rK AXIS=1 START=0 LEN={self.rank}", "the latent")
+        w.norm("rK", "rK", b + "attn_kv_a_norm.weight", self.eps)
+        self._rope(w, "rTail", factors)
+        w("CONCAT rK, rK, rTail AXIS=1")
+        kv_type = f" KV_TYPE={w.options.kv_type}" if w.options.kv_type != "F16" else ""
+        w(f"ATTN rH, rQ, rK, _, sKV HEADS={self.heads} KV_HEADS=1 HDIM={self.rank + self.rotary} VDIM={self.rank} "
+          f"LAYER={i} SCALE={self.score_scale!r} CAUSAL{kv_type}")
+        w(f"RESHAPE rH, rH SHAPE=[-1, {self.heads}, {self.rank}]")
+        w("MATVEC rH, rH, rWv TRANSPOSE", "latent to values [T, heads, value]")
+        w(f"RESHAPE rH, rH SHAPE=[-1, {self.heads * self.value}]")
+        w.product("rH", "rH", b + "attn_output.weight")
+
+    def _queries(self, w: Writer, b: str, factors: str) -> None:
+        """rQ [T, heads * (nope + rotary)] -> [T, heads * (rank + rotary)]; Wv to rWv."""
+        w(f"RESHAPE rQ, rQ SHAPE=[-1, {self.heads}, {self.head_dim}]")
+        w(f"SLICE rTail, rQ AXIS=2 START={self.nope}")
+        w(f"SLICE rQ, rQ AXIS=2 START=0 LEN={self.nope}")
+        w(f"RESHAPE rTail, rTail SHAPE=[-1, {self.heads * self.rotary}]")
+        self._rope(w, "rTail", factors)
+        w(f"RESHAPE rTail, rTail SHAPE=[-1, {self.heads}, {self.rotary}]")
+        transpose = ""
+        if self.apart:
+            w.weight("rW", b + "attn_k_b.weight")
+            w.weight("rWv", b + "attn_v_b.weight")
+            transpose = " TRANSPOSE"
+        else:
+            name = b + "attn_kv_b.weight"
+            w.weight("rW", name)
+            if w.precision(name) == "INT8":
+                w("DEQUANT rW, rW")
+            w(f"RESHAPE rW, rW SHAPE=[{self.heads}, {self.nope + self.value}, {self.rank}]")
+            w(f"SLICE rWv, rW AXIS=1 START={self.nope}")
+            w(f"SLICE rW, rW AXIS=1 START=0 LEN={self.nope}")
+        w(f"MATVEC rQ, rQ, rW{transpose}", "queries of latent rows [T, heads, rank]")
+        w("CONCAT rQ, rQ, rTail AXIS=2")
+        w(f"RESHAPE rQ, rQ SHAPE=[-1, {self.heads * (self.rank + self.rotary)}]")
+
+    def _rope(self, w: Writer, register: str, factors: str) -> None:
+        theta, scale = self.rotation.theta, self.rotation.scale
+        w(f"ROPE {register}, {register} POS=rPos HDIM={self.rotary} {self.pairing} THETA={theta!r}"
+          + (f" SCALE={scale!r}" if scale != 1 else "") + factors)
+
+    def feed_forward(self, w: Writer, i: int) -> None:
+        b = LAYER_PREFIX.format(i)
+        if i < self.dense:
+            return w.ffn("rH", "rH", b + "ffn_", self.act)
+        self._choose(w, b)
+        if self.shared:
+            w.product("rQ", "rH", b + "ffn_gate_shexp.weight")
+            w("SILU rQ, rQ")
+            w.product("rK", "rH", b + "ffn_up_shexp.weight")
+            w("MUL rQ, rQ, rK")
+            w.product("rShared", "rQ", b + "ffn_down_shexp.weight")
+        self.chosen_experts(w, b)
+        if self.shared:
+            w("ADD rH, rH, rShared")
+
+    def _choose(self, w: Writer, b: str) -> None:
+        """rH -> rExperts [T, used] and what each counts for, rP [T, used]."""
+        w.product("rQ", "rH", b + "ffn_gate_inp.weight")
+        w("SOFTMAX rQ, rQ" if self.gating == SOFTMAX else "SIGMOID rQ, rQ")
+        bias = w.has(b + "exp_probs_b.bias")
+        if bias:
+            w.weight("rB", b + "exp_probs_b.bias")
+            w("ADD rQ, rQ, rB", "chooses, but does not count")
+        w(f"TOPK rP, rQ, rExperts K={self.used} AXIS=1", "the experts of each token [T, used]")
+        if bias:
+            w("GATHER rB, rB, rExperts")
+            w("LOADI rScale, -1.0")
+            w("MUL rB, rB, rScale")
+            w("ADD rP, rP, rB")
+        if self.normed:
+            w("LOG rP, rP")
+            w("SOFTMAX rP, rP", "p over the sum of the chosen")
+        if self.scale != 1:
+            w(f"LOADI rScale, {self.scale!r}")
+            w("MUL rP, rP, rScale")

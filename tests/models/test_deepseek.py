@@ -1,0 +1,101 @@
+"""Latent attention (deepseek2): llama.cpp's stored logits for both layouts of files, the same bytes on every executor
+and chunking, what the stream holds, and metadata that does not fit."""
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m3jit.isa.kv import KVGeometry
+from m3jit.models.model_error import ModelFileError
+from m3jit.models.provider import Models
+from tests.models.test_architectures import rewritten, set_key, set_tensor
+from tests.models.test_llama import generate, register_of
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_tiny_deepseek as tiny  # noqa: E402  (found through the path set above)
+from make_tiny_models import sha256  # noqa: E402
+
+ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/tiny_deepseek.json.gz").read_bytes()))
+PROMPT = ORACLE["prompt"]
+NAMES = [pytest.param(n, marks=pytest.mark.slow) if n.startswith("lite") else n for n in tiny.names()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("deepseek")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_tokens_against_llama_cpp(name, folder):
+    """As near to the unrounded model as llama.cpp is (see test_architectures.py)."""
+    path, row = tiny.build(folder, name), ORACLE["models"][name]
+    assert sha256(path) == row["sha256"], "the peer ran another file"
+    tokens, _, vm = generate(path, "cpu", prompt=PROMPT, tokens=len(row["tokens"]))
+    _, _, first = generate(path, "cpu", prompt=PROMPT, tokens=1)
+    logits = first.get("rLogits").data.ravel()
+    own = np.abs(logits - np.array(row["exact_logits"]))
+    apart = np.abs(logits - np.array(row["logits"]))
+    here = np.abs(np.array(row["logits"]) - np.array(row["exact_logits"]))
+    most, mean = max(row["max_error"], here.max()), max(row["mean_error"], here.mean())
+    print(f"\n{name:20} error against the unrounded model: max {own.max():.4f} mean {own.mean():.4f}; llama.cpp's: "
+          f"max {most:.4f} mean {mean:.4f}; apart: max {apart.max():.4f}")
+    assert own.max() <= 1.5 * most and own.mean() <= 1.5 * mean
+    assert apart.max() <= own.max() + most and apart.mean() <= 2 * mean
+    stop = next((i for i, margin in enumerate(row["margin"]) if margin <= most), len(row["margin"]))
+    assert tokens[:stop] == row["tokens"][:stop]
+    assert vm.regions.regions, "nothing was compiled"
+
+
+@pytest.mark.parametrize("name", ["plain/old/Q8_0", "experts/new/Q8_0"])
+def test_same_bytes_everywhere(name, folder):
+    path = tiny.build(folder, name)
+    logits = register_of(path, "rLogits")
+    tokens, registers, _ = generate(path, "interpreter", prompt=PROMPT, tokens=2)
+    for backend, threads in (("cpu:native", 1), ("cpu:native", 2), ("cpu:avx2", 2)):
+        found, others, _ = generate(path, backend, prompt=PROMPT, tokens=2, threads=threads)
+        assert found == tokens and others == registers, (backend, threads)
+    for chunk in (1, 7, len(PROMPT)):
+        found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=2, chunk=chunk)
+        assert found == tokens and others[logits] == registers[logits], chunk
+
+
+@pytest.mark.parametrize("layout", ["old", "new"])
+def test_the_stream_holds_latent_rows_alone(layout, folder):
+    """One row of rank + rotated features a token and layer, whatever the number of heads."""
+    _, _, vm = generate(tiny.build(folder, f"plain/{layout}/F32"), "cpu", prompt=PROMPT, tokens=1)
+    stream = vm.machine.state_of(vm.main, 0)
+    assert stream.geometry == KVGeometry(1, tiny.RANK + tiny.ROPE, tiny.RANK, shared=True)
+    assert stream.page_bytes == 64 * (tiny.RANK + tiny.ROPE) * 2 and stream.length(1) == len(PROMPT)
+
+
+def test_streams_of_latent_rows_in_other_types(folder):
+    path = tiny.build(folder, "yarn/new/F32")
+    exact = generate(path, "cpu", prompt=PROMPT, tokens=1, kv_type="F32")[2].get("rLogits").data
+    for kv_type, bound in (("BF16", 0.2), ("Q8_0", 0.4)):
+        _, registers, vm = generate(path, "cpu", prompt=PROMPT, tokens=1, kv_type=kv_type)
+        assert 0 < np.abs(vm.get("rLogits").data - exact).max() < bound
+        assert vm.machine.state_of(vm.main, 0).dtype.name == kv_type
+        assert generate(path, "interpreter", prompt=PROMPT, tokens=1, kv_type=kv_type)[1] == registers
+
+
+@pytest.mark.parametrize("name, change, message", [
+    ("plain/new/F32", set_tensor("blk.1.attn_k_b.weight", (4, 64, 128)),
+     r"'blk.1.attn_k_b.weight': has shape \[4, 64, 128\]; expected shape \[4, 128, 64\]"),
+    ("plain/old/F32", set_key("deepseek2.attention.kv_lora_rank", 1000),
+     "latent rows of 1000; expected all above 0, latent and rotated features together at most 1024"),
+    ("plain/old/F32", set_key("deepseek2.rope.scaling.attn_factor", 2.0), "'deepseek2.rope.scaling.attn_factor': is not 1"),
+    ("experts/new/F32", set_key("deepseek2.expert_group_count", 2), r"expert_group_count': is 2; expected 0 or 1"),
+    ("experts/new/F32", set_key("deepseek2.expert_gating_func", 3), r"expert_gating_func': is 3; expected 1 or 2"),
+])
+def test_files_that_do_not_fit(name, change, message, folder, tmp_path):
+    models = Models()
+    path = rewritten(tiny.build(folder, name), tmp_path / "bad.gguf", change)
+    with pytest.raises(ModelFileError, match=message):
+        models.assembly(models.load(str(path)))
