@@ -119,13 +119,23 @@ class ChatTemplate:
         given = {**self._special, "documents": None, **variables, "messages": messages, "tools": tools or None,
                  "add_generation_prompt": add_generation_prompt, "strftime_now": moment.strftime}
         try:
-            return self._template.render(**given)
+            return self._rendered(given)
         except _Refusal as refusal:
             raise UserError(f"{self.tokenizer.path}: the chat template (line {_line_of(refusal)}) refuses the "
                             f"conversation: {brief(str(refusal))}") from None
         except (TemplateError, *_FAILURES) as error:
             raise ModelFileError(self.tokenizer.path, f"fails: {brief(str(error) or type(error).__name__)}",
                                  item=f"chat template, line {_line_of(error)}") from None
+
+    def _rendered(self, given: dict[str, Any]) -> str:
+        """The filled template.  Most write the arguments of tool calls as JSON, some join them to their text as they are:
+        those get JSON text."""
+        try:
+            return self._template.render(**given)
+        except TypeError:
+            if not any(message.get("tool_calls") for message in given["messages"]):
+                raise
+            return self._template.render(**given | {"messages": _with_json_arguments(given["messages"])})
 
     @cached_property
     def _special(self) -> dict[str, str]:
@@ -193,6 +203,16 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         except ValueError:
             raise UserError(f"{where}: the arguments of {function['name']!r} are no JSON: {brief(arguments)}") from None
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _with_json_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def written(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = function["arguments"]
+        return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, str) else
+                                     _to_json(arguments)}}
+    return [{**message, "tool_calls": [written(call) for call in message["tool_calls"]]} if message.get("tool_calls")
+            else message for message in messages]
 
 
 class _Guard:

@@ -49,6 +49,14 @@ def test_tools(name):
     assert got == chat_shapes.EXPECTED_CALLS[name]
 
 
+def test_templates_that_join_the_arguments_of_a_call_get_json():
+    template = ChatTemplate(NAMES, "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+                                   "{{ '[' + c.function.arguments + ']' }}{% endfor %}{% endfor %}")
+    assert template.text(chat_shapes.CALLS) == '[{"town": "Köln"}]'
+    with pytest.raises(ModelFileError, match="line 1: fails: "):
+        ChatTemplate(NAMES, "{{ 1 + messages[1].tool_calls[0].function.arguments }}").text(chat_shapes.CALLS)
+
+
 def test_variables_of_the_caller():
     assert shape("QWEN3").text(user("Hi"), enable_thinking=False).endswith("assistant\n<think>\n\n</think>\n\n")
     assert shape("GRANITE").text(user("Hi"), documents=[{"text": "D"}]).startswith("[1] D\n<|start_of_role|>user")
