@@ -47,3 +47,6 @@ class NoModels:
 
     def compile(self, model: Any) -> bytes:
         return self.load(getattr(model, "name", "?"))          # type: ignore[return-value]
+
+
+NO_MODELS = NoModels()             # one for all: machines with the same provider share what they compile

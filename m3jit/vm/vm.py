@@ -21,7 +21,7 @@ from m3jit.vm.interpreter import Interpreter
 from m3jit.vm.machine import Machine
 from m3jit.vm.machine_io import text_bytes
 from m3jit.vm.memory import DEFAULT_LIMIT, ContextMemory, MachineMemory, Pages, WeightMap
-from m3jit.vm.models import ModelProvider, NoModels
+from m3jit.vm.models import NO_MODELS, ModelProvider
 from m3jit.vm.recording import Recorder
 from m3jit.vm.scheduler import UNLIMITED, Scheduler, describe_waits
 from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, SnapshotStore
@@ -67,7 +67,7 @@ class VM(HostStreams):
             raise UserError(f"threads: 1 to 256, got {threads}")
         self.image = Image(program)
         self.backend, self.threads, self.max_steps, self.timeout = backend, threads, max_steps, timeout
-        self.models, self.wait_input, self.seed = models or NoModels(), wait_input, seed
+        self.models, self.wait_input, self.seed = models or NO_MODELS, wait_input, seed
         self.ring_capacity = ring_capacity
         self.files = Path(files) if files is not None else None
         self.signal, self.stop_word = Signal(), StopWord()
