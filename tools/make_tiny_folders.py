@@ -32,6 +32,15 @@ BASE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "nu
 GEMMA = BASE | {"head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 6, "rms_norm_eps": 1e-6,
                 "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 
+BERT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
+        "max_position_embeddings": 64, "vocab_size": 264, "type_vocab_size": 2, "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12, "pad_token_id": 0}
+MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "expand": 2, "conv_kernel": 4, "vocab_size": 264, "use_bias": False,
+         "use_conv_bias": True, "hidden_act": "silu", "layer_norm_epsilon": 1e-5, "eos_token_id": 258,
+         "pad_token_id": None}
+HYBRID = {"hidden_act": "silu", "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+          "tie_word_embeddings": True}
+
 # Name -> (how tensors are stored, files, config.json).
 FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("F32", 1, BASE | {
@@ -70,25 +79,101 @@ FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "olmo2": ("F32", 1, BASE | {
         "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_act": "silu", "rope_theta": 500000.0,
         "attention_bias": False, "tie_word_embeddings": False}),
-    "bert": ("F32", 1, {
-        "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": 64, "vocab_size": 264,
-        "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 0}),
+    "qwen3-yarn": ("F32", 1, BASE | {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "head_dim": 32,
+        "attention_bias": False, "rope_theta": 10000.0, "tie_word_embeddings": True, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}),
+    "mixtral": ("F32", 1, BASE | {
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_act": "silu", "rope_theta": 1e4,
+        "tie_word_embeddings": False, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3moe": ("F32", 2, BASE | {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_act": "silu", "head_dim": 16,
+        "rope_theta": 1e6, "tie_word_embeddings": False, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40, "norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1,
+        "attention_bias": False}),
+    "mamba": ("F32", 1, MAMBA | {
+        "model_type": "mamba", "architectures": ["MambaForCausalLM"], "state_size": 8, "time_step_rank": 5,
+        "tie_word_embeddings": True}),
+    "mamba2": ("F32", 1, MAMBA | {
+        "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "state_size": 16, "num_heads": 8, "head_dim": 16,
+        "n_groups": 2, "chunk_size": 8, "tie_word_embeddings": False}),
+    "jamba": ("F32", 1, BASE | HYBRID | {
+        "model_type": "jamba", "architectures": ["JambaForCausalLM"], "num_hidden_layers": 4, "attn_layer_period": 4,
+        "attn_layer_offset": 1, "num_experts": 1, "mamba_dt_rank": 6, "mamba_d_state": 8, "use_mamba_kernels": False}),
+    "granite": ("F32", 1, BASE | HYBRID | {
+        "model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"], "num_hidden_layers": 4,
+        "layer_types": ["mamba", "attention", "mamba", "mamba"], "num_local_experts": 0, "num_experts_per_tok": 0,
+        "shared_intermediate_size": 96, "position_embedding_type": "rope", "rope_theta": 10000.0,
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+        "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 8,
+        "attention_bias": False}),
+    "bert": ("F32", 1, BERT | {"model_type": "bert", "architectures": ["BertModel"]}),
+    "roberta": ("F32", 1, BERT | {
+        "model_type": "roberta", "architectures": ["RobertaModel"], "max_position_embeddings": 66, "pad_token_id": 1,
+        "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
+    "distilbert": ("F16", 1, {
+        "model_type": "distilbert", "architectures": ["DistilBertModel"], "dim": 64, "n_layers": 2, "n_heads": 4,
+        "hidden_dim": 96, "max_position_embeddings": 64, "vocab_size": 264, "activation": "gelu", "pad_token_id": 0}),
 }
 
 
 def shapes(name: str) -> dict[str, tuple[int, ...]]:
     """Tensor name -> shape, as transformers saves such a model."""
     config = FOLDERS[name][2]
-    kind, width, vocab = config["model_type"], config["hidden_size"], config["vocab_size"]
-    if kind == "bert":
+    kind, vocab = config["model_type"], config["vocab_size"]
+    if kind == "distilbert":
+        return distilbert_shapes(config)
+    width = config["hidden_size"]
+    if kind in ("bert", "roberta"):
         return bert_shapes(config)
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, width), "model.norm.weight": (width,)}
+    alone = kind in ("mamba", "mamba2")
+    base, embedding, norm = ("backbone.", "embeddings", "norm_f") if alone else \
+        ("model.", "embed_tokens", "final_layernorm" if kind == "jamba" else "norm")
+    found: dict[str, tuple[int, ...]] = {f"{base}{embedding}.weight": (vocab, width), f"{base}{norm}.weight": (width,)}
     if not config["tie_word_embeddings"]:
         found["lm_head.weight"] = (vocab, width)
     for i in range(config["num_hidden_layers"]):
-        found |= {f"model.layers.{i}.{part}": shape for part, shape in layer_shapes(config).items()}
+        layer = {"norm.weight": (width,), **mixer_shapes("mixer.", config, "", i)} if alone else \
+            hybrid_shapes(config, i) if kind in ("jamba", "granitemoehybrid") else layer_shapes(config)
+        found |= {f"{base}layers.{i}.{part}": shape for part, shape in layer.items()}
     return found
+
+
+def mixer_shapes(prefix: str, config: dict[str, Any], key: str, i: int) -> dict[str, tuple[int, ...]]:
+    """Of a layer that scans; key: what the configuration's names begin with."""
+    width = config["hidden_size"]
+    inner = width * config[f"{key}expand"]
+    taps = config[f"{key}d_conv" if key else "conv_kernel"]
+    states = config[f"{key}d_state" if key else "state_size"]
+    heads = config.get("num_heads", config.get("mamba_n_heads"))
+    if heads is None:
+        rank = config[f"{key}dt_rank" if key else "time_step_rank"]
+        found = {"in_proj.weight": (2 * inner, width), "conv1d.weight": (inner, 1, taps), "conv1d.bias": (inner,),
+                 "x_proj.weight": (rank + 2 * states, inner), "dt_proj.weight": (inner, rank), "dt_proj.bias": (inner,),
+                 "A_log": (inner, states), "D": (inner,), "out_proj.weight": (width, inner)}
+        norms = {"dt": rank, "b": states, "c": states} if key else {}
+        found |= {f"{part}_layernorm.weight": (size,) for part, size in norms.items()}
+    else:
+        mixed = inner + 2 * states * config.get("n_groups", config.get("mamba_n_groups"))
+        found = {"in_proj.weight": (inner + mixed + heads, width), "conv1d.weight": (mixed, 1, taps),
+                 "conv1d.bias": (mixed,), "A_log": (heads,), "D": (heads,), "dt_bias": (heads,),
+                 "norm.weight": (inner,), "out_proj.weight": (width, inner)}
+    return {prefix + part: shape for part, shape in found.items()}
+
+
+def hybrid_shapes(config: dict[str, Any], i: int) -> dict[str, tuple[int, ...]]:
+    width, ffn, kind = config["hidden_size"], config["intermediate_size"], config["model_type"]
+    attends = config["layer_types"][i] == "attention" if kind == "granitemoehybrid" else \
+        i % config["attn_layer_period"] == config["attn_layer_offset"]
+    dense = layer_shapes(config)
+    found = {part: shape for part, shape in dense.items() if part.startswith("self_attn.")} if attends else \
+        mixer_shapes("mamba.", config, "mamba_", i)
+    found["input_layernorm.weight"] = (width,)
+    if kind == "jamba":
+        return found | {"pre_ff_layernorm.weight": (width,), "feed_forward.gate_proj.weight": (ffn, width),
+                        "feed_forward.up_proj.weight": (ffn, width), "feed_forward.down_proj.weight": (width, ffn)}
+    return found | {"post_attention_layernorm.weight": (width,), "shared_mlp.input_linear.weight": (2 * ffn, width),
+                    "shared_mlp.output_linear.weight": (width, ffn)}
 
 
 def layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -96,18 +181,21 @@ def layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     dim = config.get("head_dim", width // config["num_attention_heads"])
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     found: dict[str, tuple[int, ...]] = {"self_attn.o_proj.weight": (width, q), "mlp.down_proj.weight": (width, ffn)}
+    if "num_experts_per_tok" in config and kind != "granitemoehybrid":
+        del found["mlp.down_proj.weight"]
+        found |= expert_shapes(config)
     if kind == "phi3":
         found |= {"self_attn.qkv_proj.weight": (q + 2 * kv, width), "mlp.gate_up_proj.weight": (2 * ffn, width)}
     else:
         found |= {f"self_attn.{n}_proj.weight": (rows, width) for n, rows in (("q", q), ("k", kv), ("v", kv))}
-        found |= {f"mlp.{n}_proj.weight": (ffn, width) for n in ("gate", "up")}
+        found |= {f"mlp.{n}_proj.weight": (ffn, width) for n in ("gate", "up") if "num_experts_per_tok" not in config}
     if kind == "qwen2":
         found |= {f"self_attn.{n}_proj.bias": (rows,) for n, rows in (("q", q), ("k", kv), ("v", kv))}
     if config.get("attention_bias"):
         found |= {f"self_attn.{n}_proj.bias": (rows,) for n, rows in (("q", q), ("k", kv), ("v", kv), ("o", width))}
     if config.get("mlp_bias"):
         found |= {f"mlp.{n}_proj.bias": (rows,) for n, rows in (("gate", ffn), ("up", ffn), ("down", width))}
-    if kind in ("qwen3", "gemma3_text"):
+    if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
         found |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
     if kind == "olmo2":
         found |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
@@ -115,6 +203,34 @@ def layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     norms += ["post_feedforward_layernorm"] if kind in ("olmo2", "gemma2", "gemma3_text") else []
     norms += ["pre_feedforward_layernorm"] if kind in ("gemma2", "gemma3_text") else []
     return found | {f"{norm}.weight": (width,) for norm in norms}
+
+
+def expert_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, mixtral = config["hidden_size"], config["model_type"] == "mixtral"
+    ffn = config["intermediate_size" if mixtral else "moe_intermediate_size"]
+    count, prefix = config["num_local_experts" if mixtral else "num_experts"], "block_sparse_moe." if mixtral else "mlp."
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    found: dict[str, tuple[int, ...]] = {f"{prefix}gate.weight": (count, width)}
+    for e in range(count):
+        found |= {f"{prefix}experts.{e}.{name}.weight": (width, ffn) if name in ("w2", "down_proj") else (ffn, width)
+                  for name in names}
+    return found
+
+
+def distilbert_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, ffn = config["dim"], config["hidden_dim"]
+    found: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width)}
+    norms = ["embeddings.LayerNorm"]
+    for i in range(config["n_layers"]):
+        b = f"transformer.layer.{i}."
+        norms += [b + "sa_layer_norm", b + "output_layer_norm"]
+        for part, rows, columns in (("attention.q_lin", width, width), ("attention.k_lin", width, width),
+                                    ("attention.v_lin", width, width), ("attention.out_lin", width, width),
+                                    ("ffn.lin1", ffn, width), ("ffn.lin2", width, ffn)):
+            found |= {f"{b}{part}.weight": (rows, columns), f"{b}{part}.bias": (rows,)}
+    return found | {f"{norm}.{kind}": (width,) for norm in norms for kind in ("weight", "bias")}
 
 
 def bert_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -141,6 +257,8 @@ def values(name: str, tensor: str, shape: tuple[int, ...]) -> np.ndarray:
     drawn = uniform(SEED, f"{name}/{tensor}", int(np.prod(shape))).reshape(shape)
     if "norm" in tensor.lower() and tensor.endswith("weight"):
         return (0.5 * drawn + (0.0 if name.startswith("gemma") else 1.0)).astype(np.float32)
+    if tensor.endswith((".A_log", ".D")):
+        return (drawn + (1.0 if tensor.endswith("D") else 0.0)).astype(np.float32)
     if tensor.endswith("bias"):
         return (0.3 * drawn).astype(np.float32)
     scale = 3.0 if "lm_head" in tensor else 1.5
@@ -206,10 +324,12 @@ def oracle_row(folder: Path) -> dict[str, Any]:
     import transformers
 
     found = {}
+    config = json.loads((folder / "config.json").read_text())
+    encoder = config["model_type"] in ("bert", "roberta", "distilbert")
+    more = {"experts_implementation": "eager"} if config.get("num_experts_per_tok") else {}
     for dtype in (torch.float32, torch.float64):
-        encoder = json.loads((folder / "config.json").read_text())["model_type"] == "bert"
         kind = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
-        model, loading = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
+        model, loading = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **more,
                                               output_loading_info=True)
         assert not any(loading.values()), loading
         with torch.no_grad():

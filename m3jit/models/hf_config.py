@@ -10,7 +10,7 @@ from m3jit.models.safetensors_file import read_json
 
 _REQUIRED = object()
 MAX_CONFIG_BYTES = 1 << 24
-ROPE_TYPES = ("default", "linear", "llama3", "longrope")
+ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
 
 
 class Config:
@@ -118,6 +118,18 @@ class Rope:
                                          f"{head_dim // 2} positive numbers")
             found.append(factors)
         return found[0], found[1]
+
+    def yarn_keys(self) -> dict[str, float | int | str]:
+        """Keys of yarn.  attn_factor: what is left of the magnitude beside 1 + 0.1 ln factor, which is understood."""
+        for key in ("mscale", "mscale_all_dim"):
+            self._own.need(key)
+        self._own.need("truncate", True)
+        usual = 1.0 + 0.1 * math.log(self.factor) if self.factor > 1 else 1.0
+        return {"rope.scaling.type": "yarn", "rope.scaling.factor": self.factor,
+                "rope.scaling.original_context_length": self.trained,
+                "rope.scaling.attn_factor": self._own.get("attention_factor", float, usual) / usual,
+                "rope.scaling.yarn_beta_fast": self._own.get("beta_fast", float, 32.0),
+                "rope.scaling.yarn_beta_slow": self._own.get("beta_slow", float, 1.0)}
 
     def magnitude(self, context: int) -> float:
         """What longrope multiplies cosines and sines by: sqrt(1 + ln s / ln trained), s = context / trained, where s > 1.

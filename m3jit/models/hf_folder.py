@@ -1,10 +1,10 @@
 """A Hugging Face folder (config.json, safetensors, tokenizer.json) as a source of architectures.
 
-It answers with the keys and tensor names that GGUF uses (`hf_families.py`). Three things differ from GGUF files:
-- rows of the query and key matrices are in the original order, so rotary pairs are (i, i + d/2): `rope_pairing`;
-- gains stored as w but meaning 1 + w (gemma) are read as the sum, rounded once to F32, which is what GGUF files hold;
+It answers with the keys and tensor names that GGUF uses (`hf_families.py`), and with the tensors GGUF files hold:
+- gains stored as w but meaning 1 + w (gemma) are read as the sum, rounded once to F32, and the like (`hf_transforms.py`);
 - factors of the rotation that follow from config.json appear as tensors, as converters write them.
-F32, F16 and BF16 weights are used as they are stored.
+One thing differs: rows of the query and key matrices are in the original order, so rotary pairs are (i, i + d/2), which
+is said by `rope_pairing`. F32, F16 and BF16 weights are used as they are stored.
 """
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from m3jit.models.ggml_types import GGML_TYPES, GGMLType
 from m3jit.models.hf_config import Config
 from m3jit.models.hf_families import FAMILIES, Family
 from m3jit.models.hf_pooling import pooling_keys
+from m3jit.models.hf_transforms import AS_STORED, ONE_PLUS, Transform
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.safetensors_file import SafetensorsSet, StoredTensor
 
 READ_DTYPES = ("F32", "F16", "BF16")
 MAX_LAYERS = 4096
 _REQUIRED = object()
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
 class FolderTensor:
-    """A tensor under its GGUF name; `stored` is its name in the files, None when it follows from config.json."""
+    """A tensor under its GGUF name; `stored` are its names in the files, none when it follows from config.json."""
 
     name: str
     ggml_type: GGMLType
     shape: tuple[int, ...]
-    stored: str | None
-    one_plus: bool = False
+    stored: tuple[str, ...]
+    how: Transform = AS_STORED
 
     @property
     def size(self) -> int:
@@ -75,7 +77,7 @@ class HFFolder:
             {"general.architecture": prefix, "general.name": folder.resolve().name,
              **{f"{prefix}.{key}": value for key, value in keys.items()}, **normalise})
         self._files = SafetensorsSet(folder)
-        self.tensors: Mapping[str, FolderTensor] = MappingProxyType(self._tensors(keys["block_count"]))
+        self.tensors: Mapping[str, FolderTensor] = MappingProxyType(self._tensors(keys))
         self.untied = self.config.get("tie_word_embeddings", bool, True) is False
         self._kept: dict[str, np.ndarray] = {}
 
@@ -88,46 +90,60 @@ class HFFolder:
 
     # Tensors.
 
-    def _tensors(self, layers: int) -> dict[str, FolderTensor]:
-        found: dict[str, FolderTensor] = {}
+    def _tensors(self, keys: Mapping[str, Any]) -> dict[str, FolderTensor]:
         tied = self.config.get("tie_word_embeddings", bool, False)
+        parts: dict[str, tuple[Transform, dict[int, StoredTensor]]] = {}
         for stored in self._files.tensors.values():
-            name = self._name(stored.name, layers)
-            if name is None or name == "output.weight" and tied:
-                continue
-            if name in found:
-                raise self._fail(stored, f"is {name} like tensor {found[name].stored!r}", "one tensor for each part")
-            found[name] = self._tensor(name, stored)
+            for name, how, number in self._parts(stored, keys["block_count"]):
+                if name == "output.weight" and tied:
+                    continue
+                others = parts.setdefault(name, (how, {}))[1]
+                if number in others:
+                    raise self._fail(stored, f"is {name} like tensor {others[number].name!r}", "one tensor for each part")
+                others[number] = stored
+        found = {name: self._tensor(name, how, stored, keys) for name, (how, stored) in parts.items()}
         for name, values in self._made.items():
-            found[name] = FolderTensor(name, GGML_TYPES["F32"], values.shape, None)
+            found[name] = FolderTensor(name, GGML_TYPES["F32"], values.shape, ())
         return found
 
     def _fail(self, stored: StoredTensor, problem: str, expected: str) -> ModelFileError:
         return ModelFileError(self._files.home[stored.name].path, problem, item=f"tensor {stored.name!r}",
                               expected=expected)
 
-    def _name(self, stored: str, layers: int) -> str | None:
-        """The GGUF name of a tensor; None when programs do not need it.  ModelFileError when it belongs to no part."""
+    def _parts(self, stored: StoredTensor, layers: int) -> list[tuple[str, Transform, int]]:
+        """What a stored tensor becomes: (GGUF name, how, number among the stacked ones); nothing when programs do not
+        need it.  ModelFileError when it belongs to no part of the architecture."""
         family = self.family
         for prefix in family.prefixes:
-            if not stored.startswith(prefix):
+            if not stored.name.startswith(prefix):
                 continue
-            short = stored.removeprefix(prefix)
-            if short.startswith(family.ignored) and family.ignored or short.endswith("rotary_emb.inv_freq"):
-                return None
+            short = stored.name.removeprefix(prefix)
+            if family.ignored and short.startswith(family.ignored) or short.endswith("rotary_emb.inv_freq"):
+                return []
             short = re.sub(r"LayerNorm\.(gamma|beta)$", _old_name, short)
-            number = re.search(r"(?<=\.)\d+(?=\.)", short)
-            name = family.tensors.get(short[:number.start()] + "{}" + short[number.end():] if number else short)
-            if name is not None and (number is None or int(number.group()) < layers):
-                return name.replace("{}", number.group()) if number else name
-        raise self._fail(self._files.tensors[stored], f"is no part of {family.architecture} with {layers} layers",
-                         "the tensors of " + ("that architecture" if self.family.tensors else "an architecture"))
+            numbers = [int(n) for n in _NUMBER.findall(short)]
+            found = family.tensors.get(_NUMBER.sub("{}", short))
+            if found is not None and (not numbers or numbers[0] < layers):
+                usual = ONE_PLUS if family.one_plus and len(stored.shape) == 1 else AS_STORED
+                several = [(found, usual)] if isinstance(found, str) else found if isinstance(found, list) else [found]
+                return [(name.format(*numbers), how, numbers[1] if how.stacked else 0) for name, how in several]
+        raise self._fail(stored, f"is no part of {family.architecture} with {layers} layers",
+                         "the tensors of that architecture")
 
-    def _tensor(self, name: str, stored: StoredTensor) -> FolderTensor:
-        if stored.dtype not in READ_DTYPES:
-            raise self._fail(stored, f"has dtype {stored.dtype}", "one of " + ", ".join(READ_DTYPES))
-        one_plus = self.family.one_plus and len(stored.shape) == 1
-        return FolderTensor(name, GGML_TYPES["F32" if one_plus else stored.dtype], stored.shape, stored.name, one_plus)
+    def _tensor(self, name: str, how: Transform, stored: dict[int, StoredTensor], keys: Mapping[str, Any]) -> FolderTensor:
+        inside = [stored[number] for number in sorted(stored)]
+        for tensor in inside:
+            if tensor.dtype not in READ_DTYPES or tensor.dtype != inside[0].dtype:
+                raise self._fail(tensor, f"has dtype {tensor.dtype}", "one of " + ", ".join(READ_DTYPES)
+                                 if tensor.dtype not in READ_DTYPES else f"{inside[0].dtype}, as the others have")
+        if how.stacked and sorted(stored) != list(range(len(stored))):
+            raise self._fail(inside[0], f"is one of {len(stored)} whose numbers have gaps", "experts 0, 1, 2 and so on")
+        try:
+            shape = how.shape_of([tensor.shape for tensor in inside], keys)
+        except ValueError as problem:
+            raise self._fail(inside[0], f"has {problem}", f"what {name} is made of") from None
+        kind = "F32" if how.values else inside[0].dtype
+        return FolderTensor(name, GGML_TYPES[kind], shape, tuple(tensor.name for tensor in inside), how)
 
     def tensor(self, name: str) -> FolderTensor:
         """What tensor `name` is; ModelFileError with the nearest names when there is none."""
@@ -143,13 +159,26 @@ class HFFolder:
     def tensor_bytes(self, name: str) -> np.ndarray:
         """The tensor's bytes, read-only uint8: a view of the map where they are used as they are stored."""
         info = self.tensor(name)
-        if info.stored is not None and not info.one_plus:
-            return self._files.tensor_bytes(info.stored)
+        if info.stored and not info.how.values and not info.how.stacked:
+            return self._rows(info.stored[0], info.how)
         if name not in self._kept:
-            values = self._made[name] if info.stored is None else np.float32(1) + self._widened(info.stored)
-            self._kept[name] = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
+            if not info.stored:
+                values = self._made[name]
+            elif info.how.values:
+                values = info.how.values(self._widened(info.stored[0]))
+            else:
+                values = np.concatenate([self._rows(stored, info.how) for stored in info.stored])
+            self._kept[name] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
             self._kept[name].setflags(write=False)
         return self._kept[name]
+
+    def _rows(self, stored: str, how: Transform) -> np.ndarray:
+        """The bytes of the rows that are used."""
+        raw, shape = self._files.tensor_bytes(stored), self._files.tensors[stored].shape
+        if how.rows is None:
+            return raw
+        first, end = how.rows(shape[0])
+        return raw.reshape(shape[0], -1)[first:end].reshape(-1)
 
     def _widened(self, stored: str) -> np.ndarray:
         """A stored tensor as F32."""
@@ -168,7 +197,8 @@ class HFFolder:
             raise ModelFileError(self.config.path, "gives no value", item=f"metadata key {key!r}",
                                  expected=f"a value of type {kind.__name__}")
         found = self.metadata[key]
-        if not isinstance(found, (float, int) if kind is float else kind) or isinstance(found, bool) and kind is not bool:
+        wanted: Any = {float: (float, int), list: (list, np.ndarray)}.get(kind, kind)
+        if not isinstance(found, wanted) or isinstance(found, bool) and kind is not bool:
             raise ModelFileError(self.config.path, f"is {found!r}", item=f"metadata key {key!r}",
                                  expected=f"a value of type {kind.__name__}")
         return float(found) if kind is float else found

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,15 @@ import make_tiny_folders  # noqa: E402
 
 ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/folder_logits.json.gz").read_bytes()))
 PROMPT = np.array(ORACLE["prompt"], np.int64)
-DECODERS = [name for name in make_tiny_folders.FOLDERS if name != "bert"]
+ENCODERS = ("bert", "roberta", "distilbert")
+DECODERS = [name for name in make_tiny_folders.FOLDERS if name not in ENCODERS]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = make_tiny_folders.build(tmp_path_factory.mktemp("folders"))
     for name, folder in found.items():
-        (word_pieces if name == "bert" else byte_pairs)(folder, 264)
+        (word_pieces if name in ENCODERS else byte_pairs)(folder, 264)
     return found
 
 
@@ -42,7 +44,7 @@ def run(folder: Path, backend: str = "cpu", threads: int = 2, dense: bool = Fals
     """The prompt run through a model.  dense: attention over the prompt's own keys and values, without the cache."""
     models = Models()
     text = models.assembly(models.load(str(folder)), options=Options(**{"max_tokens": 1, **options}))
-    assert text.count(", sKV ") == text.count("ATTN ") > 0
+    assert text.count(", sKV ") == text.count("ATTN ")
     vm = VM(assemble(text.replace(", sKV ", " ") if dense else text), backend=backend, threads=threads, models=models)
     vm.sinks["OUTPUT"] = CallbackSink("tokens", lambda _: None)
     vm.push_input(PROMPT)
@@ -98,15 +100,23 @@ def test_a_folder_runs_as_any_model_does(folders, tmp_path, capfd):
     assert vm.get("rP").data.tobytes() == models.compile(models.load(str(folder)))
 
 
+def converted(name: str) -> str:
+    """A tensor's name as converters rename it before they look it up: experts merged, and two further names."""
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name).replace(".dt_bias", ".dt_proj.bias")
+    return name.replace("shared_mlp.output_linear", "mlp.down_proj")
+
+
 @pytest.mark.parametrize("name", make_tiny_folders.FOLDERS)
 def test_names_are_those_of_the_gguf_package(name, folders):
     import gguf
     folder = HFFolder(folders[name])
     architecture = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == folder.family.architecture)
     theirs = gguf.get_tensor_name_map(architecture, folder.value(f"{folder.family.architecture}.block_count", int))
-    stored = {info.stored: found for found, info in folder.tensors.items() if info.stored is not None}
-    assert stored == {tensor: theirs.get_name(tensor, try_suffixes=(".weight", ".bias")) for tensor in stored}
-    assert set(make_tiny_folders.shapes(name)) - set(stored) <= {"pooler.dense.weight", "pooler.dense.bias"}
+    stored = {tensor: found for found, info in folder.tensors.items() for tensor in info.stored
+              if "shared_mlp.input_linear" not in tensor}                       # one matrix that becomes two
+    assert stored == {tensor: theirs.get_name(converted(tensor), try_suffixes=(".weight", ".bias")) for tensor in stored}
+    missing = set(make_tiny_folders.shapes(name)) - set(stored)
+    assert all(tensor.startswith("pooler.") or "shared_mlp.input_linear" in tensor for tensor in missing)
 
 
 def altered(folder: Path, name: str, **changes: Any) -> Path:
@@ -119,7 +129,7 @@ def altered(folder: Path, name: str, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("name, changes, message", [
-    ("llama", {"model_type": "t5"}, "'model_type': is 't5', which is not supported; expected one of bert, gemma2"),
+    ("llama", {"model_type": "t5"}, "'model_type': is 't5', which is not supported; expected one of bert, camembert"),
     ("llama", {"model_type": None}, "'model_type': is missing; expected a value of type str"),
     ("llama", {"hidden_act": "gelu"}, "'hidden_act': is 'gelu', which is not supported; expected 'silu'"),
     ("llama", {"num_hidden_layers": "2"}, "'num_hidden_layers': is '2'; expected a value of type int"),
@@ -128,8 +138,19 @@ def altered(folder: Path, name: str, **changes: Any) -> Path:
     ("llama", {"hidden_size": None}, "'hidden_size': is missing"),
     ("llama", {"rms_norm_eps": float("nan")}, "'rms_norm_eps': is nan; expected an ordinary number"),
     ("llama", {"quantization_config": {"bits": 4}}, "'quantization_config': is .*; expected no such key"),
-    ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "type 'yarn', which is not supported; expected one of default"),
+    ("llama", {"rope_scaling": {"rope_type": "dynamic"}}, "type 'dynamic', which is not supported; expected one of default"),
     ("llama", {"rope_scaling": {"type": "linear"}}, "'factor': is missing"),
+    ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 2.0}}, "'mscale': is '2.0'"),
+    ("mamba", {"use_bias": True}, "'use_bias': is 'True', which is not supported; expected False"),
+    ("mamba2", {"time_step_limit": [0.1, 0.2]}, "'time_step_limit': is '.0.1, 0.2.'"),
+    ("jamba", {"num_experts": 2}, "'num_experts': is 2; expected 1"),
+    ("jamba", {"attn_layer_offset": 5}, "'attn_layer_offset': is 5; expected a number below attn_layer_period"),
+    ("granite", {"layer_types": ["mamba"]}, "'layer_types': has 1 items, of mamba; expected 4 of attention"),
+    ("granite", {"num_local_experts": 4}, "'num_local_experts': is 4; expected 0"),
+    ("qwen3moe", {"norm_topk_prob": False}, "'norm_topk_prob': is 'False', which is not supported"),
+    ("qwen3moe", {"mlp_only_layers": [0]}, "'mlp_only_layers': is"),
+    ("qwen3moe", {"num_experts": 5}, r"'blk.0.ffn_gate_inp.weight': has shape \[4, 64\]; expected shape \[5, 64\]"),
+    ("roberta", {"pad_token_id": 0}, "'pad_token_id': is '0', which is not supported; expected 1"),
     ("llama", {"rope_scaling": 3}, "'rope_scaling': is '3'; expected an object"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": -1.0}}, "factor -1.0, share 1.0; expected positive"),
     ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 1}},
@@ -194,6 +215,40 @@ def test_gains_that_mean_one_more_are_read_as_the_sum(folders):
     found = folder.tensor_bytes("output_norm.weight").view(np.float32)
     assert np.array_equal(found, np.float32(1) + stored) and not found.flags.writeable
     assert folder.tensor_bytes("token_embd.weight").base is not None and folder.tensor("output_norm.weight").nbytes == 256
+
+
+def test_tensors_that_are_computed_or_put_together(folders):
+    def of(name: str, tensor: str) -> np.ndarray:
+        return folders_of[name].tensor_bytes(tensor).view(np.float32).reshape(folders_of[name].tensor(tensor).shape)
+
+    def stored(name: str, tensor: str) -> np.ndarray:
+        return make_tiny_folders.values(name, tensor, make_tiny_folders.shapes(name)[tensor])
+
+    folders_of = {name: HFFolder(folders[name]) for name in ("mamba", "mamba2", "granite", "qwen3moe", "roberta")}
+    decay = stored("mamba", "backbone.layers.1.mixer.A_log")
+    assert np.allclose(of("mamba", "blk.1.ssm_a"), -np.exp(decay.astype(np.float64)), rtol=2e-7)
+    assert of("mamba2", "blk.0.ssm_a").shape == (8, 1) and of("mamba2", "blk.0.ssm_norm.weight").shape == (2, 64)
+    taps = stored("mamba", "backbone.layers.0.mixer.conv1d.weight")
+    assert np.array_equal(of("mamba", "blk.0.ssm_conv1d.weight"), taps[:, 0])
+    both = stored("granite", "model.layers.0.shared_mlp.input_linear.weight")
+    assert np.array_equal(np.concatenate([of("granite", "blk.0.ffn_gate.weight"), of("granite", "blk.0.ffn_up.weight")]),
+                          both)
+    experts = of("qwen3moe", "blk.0.ffn_down_exps.weight")
+    assert experts.shape == (4, 64, 40)
+    for e in range(4):
+        assert np.array_equal(experts[e], stored("qwen3moe", f"model.layers.0.mlp.experts.{e}.down_proj.weight"))
+    positions = stored("roberta", "embeddings.position_embeddings.weight")
+    assert np.array_equal(of("roberta", "position_embd.weight"), positions[2:])
+
+
+def test_experts_that_are_missing(tmp_path):
+    folder = altered(tmp_path / "model", "mixtral")
+    shapes = make_tiny_folders.shapes("mixtral")
+    make_tiny_folders.write_safetensors(folder / "model.safetensors", {
+        name: ("F32", shape, bytes(4 * int(np.prod(shape)))) for name, shape in shapes.items()
+        if ".experts.2." not in name})
+    with pytest.raises(ModelFileError, match="experts.0.w1.weight': is one of 3 whose numbers have gaps"):
+        HFFolder(folder)
 
 
 def test_the_key_of_caches_sees_changes(folders, tmp_path):
