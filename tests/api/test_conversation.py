@@ -1,6 +1,9 @@
 """Conversations: what is computed is what a fresh machine computes, and only what is new is."""
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from m3jit.api.conversation import ContextFull, Conversation
@@ -8,11 +11,16 @@ from m3jit.api.generation import load_model
 from m3jit.errors import UserError
 from m3jit.models.model_error import ModelFileError
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import make_tiny_recurrent  # noqa: E402  (found through the path set above)
+
 TEMPLATE = ("{% for m in messages %}{{ eos_token }}{{ m.role }}:{{ m.content }}\n{% endfor %}"
             "{% if add_generation_prompt %}{{ eos_token }}assistant:{% endif %}")
 # Leaves earlier answers out of what is read later, as templates of models that think do with their thoughts.
 FORGETFUL = ("{% for m in messages %}{% if m.role != 'assistant' or not loop.nextitem %}{{ eos_token }}{{ m.role }}: "
              "{{ m.content }}\n{% endif %}{% endfor %}{{ eos_token }}assistant:")
+PLAIN = "{% for m in messages %}<{{ m.role }}:{{ m.content }}>\n{% endfor %}<assistant:"    # without control tokens
 TRIMMING = TEMPLATE.replace("m.content", "m.content | trim | upper")
 
 
@@ -206,3 +214,20 @@ def test_a_machine_that_fails_is_replaced(model):
     second = answer(talk, "And you?")
     other = conversation(model)
     assert answer(other, "Hello there") == first and answer(other, "And you?") == second
+
+
+@pytest.mark.parametrize("name", ["mamba/F32", "jamba/Q8_0"])
+def test_recurrent_states_go_on_and_back(tmp_path, name):
+    """A state that cannot be shortened, as keys and values can, is put back by the snapshot."""
+    path = make_tiny_recurrent.build(tmp_path, name)
+    model = load_model(path, threads=1)
+    talk = conversation(model, chat_template=PLAIN)
+    answer(talk, "Hello")
+    prompts, push = [], talk._prompts.push
+    talk._prompts.push = lambda prompt: (prompts.append(prompt), push(prompt))[1]
+    done = talk._state.tokens[:talk._state.done]
+    said, tokens = answer(talk, "And you?"), talk._state.tokens
+    whole = [*done, *prompts[0].tolist()]
+    fresh = model.generate(whole, temperature=0, max_tokens=10)
+    assert fresh.result() == said and tuple([*whole, *fresh.tokens]) == tokens and len(prompts[0]) < len(whole)
+    assert talk.undo() and answer(talk, "And you?") == said and talk._state.tokens == tokens
