@@ -1,10 +1,10 @@
 """Prints the speed of state-space models beside llama.cpp's, in the same minutes.
 
-    python -m benchmarks.mamba --peer-python PYTHON [--folder DIR] [--rows mamba-q8_0,mamba-f32,mamba2-q8_0,...] [--threads N]
+    python -m benchmarks.mamba --peer-python PYTHON [--folder DIR] [--rows mamba-q8_0,mamba2-f32,...] [--threads N]
 
-The models have the shapes of Mamba-130M and Mamba-2-130M (24 layers of width 768, 1536 channels; 16 states a channel, or
-128 in 24 heads) and random weights; they are made in --folder when they are not there.  Rates are medians of alternating
-pairs; a row whose peer is missing has no verdict.
+The models have the shapes of Mamba-130M and Mamba-2-130M (24 layers of width 768, 1536 channels; 16 states a channel,
+or 128 in 24 heads) and random weights; they are made in --folder when they are not there.  Rates are medians of
+alternating pairs; a row whose peer is missing has no verdict.
 """
 from __future__ import annotations
 
@@ -102,8 +102,9 @@ def compare(name: str, path: Path, python: str, threads: int, pairs: int) -> lis
                 continue
             found = pairs_of(getattr(ours, kind), lambda: peer.rate(kind), pairs)
             ratios = [a / b for a, b in found]
-            rows.append(Row(title, f">= {target}", f"{spread(ratios)} ({statistics.median(a for a, _ in found):.1f} against "
-                            f"{statistics.median(b for _, b in found):.1f} tokens/s)", statistics.median(ratios) >= target))
+            a, b = (statistics.median(side) for side in zip(*found))
+            rows.append(Row(title, f">= {target}", f"{spread(ratios)} ({a:.1f} against {b:.1f} tokens/s)",
+                            statistics.median(ratios) >= target))
     return rows
 
 

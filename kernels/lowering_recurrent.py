@@ -29,4 +29,5 @@ def lower_scan(lw: Lowering, n: Node) -> None:
     reads: list[Any] = [lw.of(old), lw.of(x), lw.of(dt), exponents, lw.of(b), lw.of(c), *(lw.of(v) for v in d)]
     rows, after = lw.out(n, "values", x.type.nbytes()), lw.out(n)
     lw.launch(recurrent.scan(at["d_state"], bool(at["heads"]), at["skip"], packed),
-              [*reads, rows, after, lw.dim(x.shape[0]), *map(lw.i64, (runs, length, at["groups"]))], reads, [rows, after])
+              [*reads, rows, after, lw.dim(x.shape[0]), *map(lw.i64, (runs, length, at["groups"]))],
+              reads, [rows, after])

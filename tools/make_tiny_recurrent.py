@@ -5,8 +5,8 @@ have the file's weight type (the product that makes step sizes, whose rows are s
 convolutions, decays, gains and biases). Step sizes and decays are such that a state remembers from about one to about
 fifty tokens: what was read earlier in a prompt changes the logits of its end.
 
-The files are made where they are needed and never stored; tests/oracles/tiny_recurrent.json.gz holds the SHA-256 of each
-and what llama.cpp computes with it (tools/make_architecture_oracles.py).
+The files are made where they are needed and never stored; tests/oracles/tiny_recurrent.json.gz holds the SHA-256 of
+each and what llama.cpp computes with it (tools/make_architecture_oracles.py).
 
     python tools/make_tiny_recurrent.py DIRECTORY [--family NAME ...]
 """
@@ -53,8 +53,8 @@ FAMILIES: dict[str, Family] = {
     "mamba2-one-group": Family("mamba2", 24, 4, groups=1, tied=True, types=("F32",)),
     "jamba": Family("jamba", 16, 16, attends=HYBRID, inner_norms=True),
     "granitehybrid": Family("granitehybrid", 32, 8, groups=1, attends=HYBRID,
-                            keys={"rope.scaling.finetuned": False, "embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 2.0,
-                                  "attention.scale": 0.1}),
+                            keys={"rope.scaling.finetuned": False, "embedding_scale": 3.0, "residual_scale": 0.5,
+                                  "logit_scale": 2.0, "attention.scale": 0.1}),
     "granitehybrid-rope": Family("granitehybrid", 32, 8, groups=1, attends=HYBRID, types=("F32",),
                                  keys={"rope.dimension_count": HEAD_DIM}),
 }
@@ -99,7 +99,8 @@ def vectors(family: Family) -> dict[str, np.ndarray]:
             gains[b + "ssm_norm.weight"] = (family.groups, CHANNELS // family.groups)
         else:
             others[b + "ssm_dt.weight"] = noise(b + "ssm_dt.weight", CHANNELS, family.rank) * 0.4
-        others |= {b + "ssm_conv1d.weight": noise(b + "conv", columns, TAPS), b + "ssm_conv1d.bias": noise(b + "cb", columns),
+        others |= {b + "ssm_conv1d.weight": noise(b + "conv", columns, TAPS),
+                   b + "ssm_conv1d.bias": noise(b + "cb", columns),
                    b + "ssm_dt.bias": noise(b + "dtb", steps) * 1.5 - 2.5,
                    b + "ssm_a": -np.exp(noise(b + "a", *((steps, 1) if family.groups else (CHANNELS, family.states)))),
                    b + "ssm_d": noise(b + "d", *((steps, 1) if family.groups else (CHANNELS,)))}

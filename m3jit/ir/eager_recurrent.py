@@ -26,7 +26,8 @@ class Recurrent:
         """(y [T, C], state): y[t, c] folds fma(x, w) over the taps, the oldest row first, from the bias or +0."""
         state = self._cells(state)
         if x.rank != 2 or w.rank != 2 or w.shape[0] != x.shape[1] or not w.shape[1]:
-            raise OperandError(f"CONV with a state needs rows x [T, C] and w [C, K], got {describe(x)} and {describe(w)}")
+            raise OperandError(f"CONV with a state needs rows x [T, C] and w [C, K], got {describe(x)} and "
+                               f"{describe(w)}")
         if bias is not None and bias.size != x.shape[1]:
             raise OperandError(f"CONV needs {x.shape[1]} biases, got {describe(bias)}")
         count, channels = x.shape

@@ -64,8 +64,8 @@ class TraceRecurrent:
         x, dt, a, b, c = map(self.tensor, (x, dt, a, b, c))
         runs = heads or groups
         count, channels = x.shape
-        if any(t.rank != 2 for t in (dt, a, b, c)) or not isinstance(channels, int) or not isinstance(b.shape[1], int) or \
-                not groups or not channels or channels % runs or runs % groups or not b.shape[1] or b.shape[1] % groups:
+        if any(t.rank != 2 for t in (dt, a, b, c)) or not all(isinstance(d, int) and d for d in (channels, b.shape[1])) or \
+                not groups or channels % runs or runs % groups or b.shape[1] % groups:
             raise self.error("scan operands")
         d_state = b.shape[1] // groups
         wanted = [(dt, (count, heads or channels)), (a, (count, heads) if heads else (channels, d_state)),
@@ -95,7 +95,7 @@ class TraceRecurrent:
         return rows, CellRef(ref.key, {**ref.cells, key: new})
 
     def _cells(self, state: Any) -> CellRef:
-        if isinstance(state, KVRef) and state.unused:          # a register nobody has written names a new state of any kind
+        if isinstance(state, KVRef) and state.unused:          # a register nobody has written: a new state of any kind
             return CellRef(state.key, {})
         if not isinstance(state, CellRef):
             raise self.error("the state operand is not a recurrent state in an S register")

@@ -4,8 +4,8 @@ A `CellState` maps (layer, part) to one F32 array, a *cell*: the part "scan" is 
 the last rows [taps - 1, channels] that CONV has seen.  A cell nobody has written is zero, so the number of layers is
 not declared ahead.  A cell's shape is fixed by its first use.
 
-h has shape [runs, length, d_state]: channels in runs that share what a step is made of (heads, or groups).  It is stored
-in tiles of 16 neighbouring channels of a run, [tiles, d_state, 16], so that a kernel walks through it in order:
+h has shape [runs, length, d_state]: channels in runs that share what a step is made of (heads, or groups).  It is
+stored in tiles of 16 neighbouring channels of a run, [tiles, d_state, 16], so that a kernel walks through it in order:
 
     h of run r, channel i, state n:  data[((r ceil(length / 16) + i / 16) d_state + n) 16 + i % 16]
 
@@ -59,7 +59,9 @@ def untiled(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Cell:
-    """One array f32; `shape` is the cell's, not the memory's.  Its memory is reused when the cell dies: nothing may keep a view of `data` longer."""
+    """One array f32; `shape` is the cell's, not the memory's.
+
+    The memory is used again when the cell dies: nothing may keep a view of `data` longer."""
     __slots__ = ("data", "shape", "address")
 
     def __init__(self, data: np.ndarray, shape: tuple[int, ...]):
@@ -137,8 +139,8 @@ class CellState:
     def read(self, layer: int, part: str, shape: tuple[int, ...]) -> np.ndarray:
         """The cell's values, zero when it was never written.  OperandError when it has another shape."""
         if not self.fits(layer, part, shape):
-            raise OperandError(f"the {part} of layer {layer} in this state is {list(self.shapes[layer, part])}; this "
-                               f"instruction needs {list(shape)}.  SSM_RESET does not change a shape: use another state")
+            raise OperandError(f"the {part} of layer {layer} in this state is {list(self.shapes[layer, part])}; "
+                               f"this instruction needs {list(shape)}.  SSM_RESET does not change a shape: use another state")
         found = self.array(layer, part)
         return np.zeros(shape, np.float32) if found is None else found
 

@@ -20,7 +20,7 @@ def ssm_scan(xp, rd: Rd, x: R1, h: R2("state", both=True, banks=(STATE,)), dt: R
     """h = h * exp(dt A) + (dt x) B;  y = C h + D x, for each row of x in order.
 
     HEADS 0: dt [T, channels] and A [channels, d_state].  HEADS given: channels = HEADS * size in order, dt [T, HEADS]
-    and A [HEADS] are shared by a head's channels.  A is negative already.  B and C [T, GROUPS * d_state]: a group serves
+    and A [HEADS] are shared by the channels of a head.  A is negative.  B and C [T, GROUPS * d_state]: a group serves
     channels / GROUPS neighbouring channels.  D [channels] (or [HEADS]) or absent.  dt has DT_BIAS added, then SOFTPLUS
     makes it log(1 + e^dt).  h [channels, d_state] of LAYER lives in the state; before its first use it is 0.  T = 0
     leaves it as it is.

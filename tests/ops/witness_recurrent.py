@@ -94,7 +94,8 @@ def ssm_reset() -> Iterator[Case]:
         want = {k: (a * (layer not in (-1, k[0])), 0, 1) for k, a in cells.items()}
         yield Case(f"layer {layer}", {"h": state(cells), "layer": layer}, holds(want))
     for shape in ((1, 1), (0, 4), (3, 3), (2, 50)):
-        yield Case(f"{shape}", {"h": state({(1, WINDOW): noise(*shape)})}, holds({(1, WINDOW): (np.zeros(shape), 0, 1)}))
+        yield Case(f"{shape}", {"h": state({(1, WINDOW): noise(*shape)})},
+                   holds({(1, WINDOW): (np.zeros(shape), 0, 1)}))
     yield Case("a new state", {"h": NEW_STATE}, holds({}))
 
 

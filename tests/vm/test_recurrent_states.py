@@ -165,7 +165,8 @@ def test_reset_is_a_new_beginning(backend):
 @pytest.mark.parametrize("source, message", [
     ("ATTN r1, rX, rX, rX, S0\nCONV r1, rX, rW, R255, S0", r"CONV .*not a recurrent state: it is a KV stream"),
     ("CONV r1, rX, rW, R255, S0\nATTN r1, rX, rX, rX, S0", "ATTN .*not a KV stream"),
-    ("CONV r1, rX, rW, R255, S0\nCONV r1, rB, rW5, R255, S0", r"window of layer 0 in this state is \[3, 37\]; this .* \[3, 5\]"),
+    ("CONV r1, rX, rW, R255, S0\nCONV r1, rB, rW5, R255, S0",
+     r"window of layer 0 in this state is \[3, 37\]; this .* \[3, 5\]"),
     ("CONV r1, rX, rW, R255, S0 PAD=1", "it takes no STRIDE, PAD, DILATION or GROUPS"),
     ("CONV r1, rX, rW5, R255, S0", r"needs rows x \[T, C\] and w \[C, K\], got F32 \[2, 37\] and F32 \[5, 4\]"),
     ("CONV r1, rX, rW, rD2, S0", r"needs 37 biases, got F32 \[1\]"),

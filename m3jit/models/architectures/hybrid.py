@@ -32,7 +32,8 @@ class Hybrid(Decoder):
         self.heads = max(self.keys.per_layer("attention.head_count", self.layers), default=0)
         self.kv_heads = max(self.attends, default=0)
         if set(self.attends) - {0, self.kv_heads}:
-            raise self.keys.refuse("attention.head_count_kv", f"is {self.attends}", "0 or one other number in every layer")
+            raise self.keys.refuse("attention.head_count_kv", f"is {self.attends}",
+                                   "0 or one other number in every layer")
         if self.kv_heads:
             self.head_dim = need("attention.key_length", int, default=self.width // max(self.heads, 1))
             self._check_heads()
@@ -49,7 +50,8 @@ class Hybrid(Decoder):
         self.rotation = Rotation(self.keys, self.head_dim, self.context)
         self.mixer = self.mixer_type(self.keys, self.width, self.eps)
         if need("expert_count", int, default=0):
-            raise self.keys.refuse("expert_count", f"is {need('expert_count', int)}", f"0: a {self.name} model without experts")
+            raise self.keys.refuse("expert_count", f"is {need('expert_count', int)}",
+                                   f"0: a {self.name} model without experts")
         self.read()
 
     @property

@@ -2,8 +2,8 @@
 
     x += Wout (scan(silu(conv(u))) * silu(z)),   z, u .. = Win rmsnorm(x)
 
-mamba reads step sizes, B and C from the convolved u, with a decay for each channel and state; mamba2 takes them from Win
-too, with one decay for each head, and normalises each group of channels before Wout.
+mamba reads step sizes, B and C from the convolved u, with a decay for each channel and state; mamba2 takes them from
+Win too, with one decay for each head, and normalises each group of channels before Wout.
 
 The state is in sScan: for each layer h of the scan and the last rows of the convolution.
 """
@@ -155,8 +155,8 @@ class Mamba:
 
     @property
     def title(self) -> str:
-        return (f"{self.source.value('general.name', str, default=f'{self.name} model')}: {self.name}, {self.layers} layers, "
-                f"width {self.width}, {self.mixer.channels} channels of {self.mixer.states} states,\n"
+        name = self.source.value("general.name", str, default=f"{self.name} model")
+        return (f"{name}: {self.name}, {self.layers} layers, width {self.width}, {self.mixer.channels} channels of {self.mixer.states} states,\n"
                 f"vocabulary {self.vocabulary}, context {self.context}.  Written by m3jit compile.")
 
     def tensors(self) -> Shapes:
