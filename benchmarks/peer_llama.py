@@ -41,6 +41,7 @@ else:
 EXIT_NO_PEER, EXIT_REFUSED = 3, 4
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml_type numbers
 PROMPT_SHORT, GENERATED, PROMPT_LONG = 16, 48, 128
+SEQUENCES = 8                                # of one batch
 DEEP, DEEP_GENERATED = 4096, 16              # a long context, and tokens timed behind it
 _KEEP: list[Any] = []  # the log callback must outlive every call into the library
 
@@ -131,11 +132,14 @@ class LlamaPeer:
 
     @contextlib.contextmanager
     def context(
-        self, threads: int, size: int = 512, flash: bool = False, batch: int = 512, kv_type: str = "f16"
+        self, threads: int, size: int = 512, flash: bool = False, batch: int = 512, kv_type: str = "f16",
+        sequences: int = 1
     ) -> Iterator[PeerContext]:
-        """A fresh context for `size` tokens, freed at the end of the block; an f16 cache is the peer's default."""
+        """A fresh context for `size` tokens, freed at the end of the block; an f16 cache is the peer's default.  Each of
+        several sequences gets its share of the size, in a cache of its own (the peer's default)."""
         parameters = lc.llama_context_default_params()
         parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = size, batch, batch
+        parameters.n_seq_max = sequences
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.flash_attn_type = lc.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lc.LLAMA_FLASH_ATTN_TYPE_DISABLED
         parameters.type_k = parameters.type_v = KV_TYPES[kv_type]
@@ -171,6 +175,20 @@ class PeerContext:
         if status != 0:
             raise PeerError(f"llama_decode of {len(tokens)} tokens answered {status}; the context may be full")
         return np.ctypeslib.as_array(lc.llama_get_logits_ith(self.handle, -1), shape=(self.n_vocab,))
+
+    def decode_batch(self, batch: Any, rows: Sequence[tuple[int, int, int]], ask: Sequence[int]) -> list[int]:
+        """Feed (token, position, sequence) rows in one call; the likeliest next token behind each row of `ask`."""
+        batch.n_tokens = len(rows)
+        for i, (token, position, sequence) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, 0
+            batch.seq_id[i][0] = sequence
+        for i in ask:
+            batch.logits[i] = 1
+        status = lc.llama_decode(self.handle, batch)
+        if status != 0:
+            raise PeerError(f"llama_decode of {len(rows)} tokens answered {status}; the context may be full")
+        return [int(np.ctypeslib.as_array(lc.llama_get_logits_ith(self.handle, i), shape=(self.n_vocab,)).argmax())
+                for i in ask]
 
     def decode_all(self, tokens: Sequence[int]) -> np.ndarray:
         """Feed tokens from position 0 of a cleared context; a copy of the logits of every position (tokens, vocab)."""
@@ -230,8 +248,25 @@ def deep_rate(context: PeerContext) -> float:
     return DEEP_GENERATED / (time.perf_counter() - start)
 
 
+def batch_rate(context: PeerContext) -> float:
+    """Tokens/s of 48 greedy tokens of each of 8 sequences in one batch, after 16-token prompts that are not timed."""
+    context.clear()
+    prompts = [fixed_tokens(PROMPT_SHORT + i, context.n_vocab)[i:] for i in range(SEQUENCES)]
+    batch = lc.llama_batch_init(SEQUENCES * PROMPT_SHORT, 0, 1)
+    try:
+        tokens = context.decode_batch(batch, [(t, at, s) for s, p in enumerate(prompts) for at, t in enumerate(p)],
+                                      [s * PROMPT_SHORT + PROMPT_SHORT - 1 for s in range(SEQUENCES)])
+        start = time.perf_counter()
+        for step in range(GENERATED):
+            rows = [(t, PROMPT_SHORT + step, s) for s, t in enumerate(tokens)]
+            tokens = context.decode_batch(batch, rows, range(SEQUENCES))
+        return SEQUENCES * GENERATED / (time.perf_counter() - start)
+    finally:
+        lc.llama_batch_free(batch)
+
+
 SHORT_RATES = {"generate": generate_rate, "prompt": prompt_rate}
-RATES = {**SHORT_RATES, "deep": deep_rate}
+RATES = {**SHORT_RATES, "deep": deep_rate, "batch": batch_rate}
 
 
 class PeerSpeed:
@@ -248,7 +283,7 @@ class PeerSpeed:
     def __init__(self, path: Path | str) -> None:
         self.peer = LlamaPeer(path)
         self.stack = contextlib.ExitStack()
-        self.contexts: dict[tuple[int, Setting, bool], PeerContext] = {}
+        self.contexts: dict[tuple[int, Setting, str], PeerContext] = {}
         self.chosen: dict[tuple[str, int], Setting] = {}
         self.trial: dict[tuple[str, int], dict[str, float]] = {}
 
@@ -256,13 +291,16 @@ class PeerSpeed:
         self.stack.close()
         self.peer.close()
 
-    def context(self, threads: int, setting: Setting, deep: bool = False) -> PeerContext:
-        key = (threads, setting, deep)
+    def context(self, threads: int, setting: Setting, kind: str) -> PeerContext:
+        shape = kind if kind not in SHORT_RATES else "short"
+        key = (threads, setting, shape)
         if key not in self.contexts:
-            size = DEEP + 64 if deep else 256
-            made = self.peer.context(threads, size, setting.flash, batch=PROMPT_LONG, kv_type=setting.kv_type)
+            sequences = SEQUENCES if kind == "batch" else 1
+            size = DEEP + 64 if kind == "deep" else 256 * sequences
+            made = self.peer.context(threads, size, setting.flash, batch=PROMPT_LONG, kv_type=setting.kv_type,
+                                     sequences=sequences)
             context = self.contexts[key] = self.stack.enter_context(made)
-            for rate in (deep_rate,) if deep else SHORT_RATES.values():  # maps the file, starts the threads
+            for rate in SHORT_RATES.values() if shape == "short" else (RATES[kind],):  # maps the file, starts the threads
                 rate(context)
         return self.contexts[key]
 
@@ -281,7 +319,7 @@ class PeerSpeed:
             start = time.monotonic()
             for _ in range(self.TRIALS):
                 for setting, taken in samples.items():
-                    taken.append(RATES[kind](self.context(threads, setting, kind == "deep")))
+                    taken.append(RATES[kind](self.context(threads, setting, kind)))
                     if time.monotonic() - start > limit:
                         raise PeerError(
                             f"the trial of settings for {kind} at {threads} threads took over {limit:.0f} s "
@@ -294,8 +332,8 @@ class PeerSpeed:
         return self.chosen[kind, threads]
 
     def sample(self, kind: str, threads: int) -> float:
-        """One measurement in tokens/s; kind is "generate" or "prompt"."""
-        return RATES[kind](self.context(threads, self.select(kind, threads), kind == "deep"))
+        """One measurement in tokens/s; kind is one of RATES."""
+        return RATES[kind](self.context(threads, self.select(kind, threads), kind))
 
     def about(self) -> dict[str, Any]:
         """What is measured, by which build, on which CPUs."""
@@ -328,7 +366,7 @@ def measure(path: Path | str, threads: Sequence[int] = (2, 1), rounds: int = 5) 
 
 
 def serve(path: Path | str) -> None:
-    """Answer each line `generate THREADS`, `prompt THREADS` or `deep THREADS` on stdin with one JSON line, until stdin ends.
+    """Answer each line `generate THREADS` (or `prompt`, `deep`, `batch`) on stdin with one JSON line, until stdin ends.
 
     This lets a benchmark alternate with a peer that stays loaded: the first line sent back is `about()`, and the answer
     to the first request of a kind comes after its trial of the settings.
