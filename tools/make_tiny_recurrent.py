@@ -27,6 +27,7 @@ from make_tiny_models import sha256, uniform
 SEED = 4711
 CHANNELS, TAPS = 2 * WIDTH, 4                # llama.cpp wants twice the width for mamba
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64         # of layers that attend
+EXPERTS, USED = 4, 2
 TYPES = {name: Type[name] for name in ("F32", "Q8_0")}
 
 
@@ -40,6 +41,8 @@ class Family:
     groups: int = 0
     attends: tuple[int, ...] = (0, 0)
     inner_norms: bool = False                # gains for dt, B and C
+    routed: tuple[int, ...] = ()             # layers whose feed-forward part is 4 experts, of which 2 are used
+    shared: int = 0                          # elements of shared experts
     keys: dict[str, Any] = field(default_factory=dict)       # without the architecture's name
     tied: bool = False
     types: tuple[str, ...] = ("F32", "Q8_0")
@@ -55,6 +58,9 @@ FAMILIES: dict[str, Family] = {
     "granitehybrid": Family("granitehybrid", 32, 8, groups=1, attends=HYBRID,
                             keys={"rope.scaling.finetuned": False, "embedding_scale": 3.0, "residual_scale": 0.5,
                                   "logit_scale": 2.0, "attention.scale": 0.1}),
+    "jamba-experts": Family("jamba", 16, 16, attends=HYBRID, inner_norms=True, routed=(1,), types=("F32",)),
+    "granitehybrid-experts": Family("granitehybrid", 32, 8, groups=1, attends=HYBRID, routed=(0, 1, 2), shared=128,
+                                    keys={"rope.scaling.finetuned": False, "expert_shared_feed_forward_length": 128}),
     "granitehybrid-rope": Family("granitehybrid", 32, 8, groups=1, attends=HYBRID, types=("F32",),
                                  keys={"rope.dimension_count": HEAD_DIM}),
 }
@@ -72,8 +78,13 @@ def matrices(family: Family) -> dict[str, tuple[int, ...]]:
         scanning["ssm_x"] = (family.rank + 2 * family.states, CHANNELS)
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     attending = {"attn_q": (q, WIDTH), "attn_k": (kv, WIDTH), "attn_v": (kv, WIDTH), "attn_output": (WIDTH, q)}
-    ffn = {"ffn_gate": (FFN, WIDTH), "ffn_up": (FFN, WIDTH), "ffn_down": (WIDTH, FFN)} if any(family.attends) else {}
+    gated = {"ffn_gate": (FFN, WIDTH), "ffn_up": (FFN, WIDTH), "ffn_down": (WIDTH, FFN)}
+    experts: dict[str, tuple[int, ...]] = {f"{name}_exps": (EXPERTS, *shape) for name, shape in gated.items()}
+    if family.shared:
+        experts |= {"ffn_gate_shexp": (family.shared, WIDTH), "ffn_up_shexp": (family.shared, WIDTH),
+                    "ffn_down_shexp": (WIDTH, family.shared)}
     for i, attends in enumerate(family.attends):
+        ffn = experts if i in family.routed else gated if any(family.attends) else {}
         shapes |= {f"blk.{i}.{name}": shape for name, shape in ((attending if attends else scanning) | ffn).items()}
     return {f"{name}.weight": shape for name, shape in shapes.items()}
 
@@ -90,6 +101,8 @@ def vectors(family: Family) -> dict[str, np.ndarray]:
     for i, attends in enumerate(family.attends):
         b = f"blk.{i}."
         gains |= {b + name: (WIDTH,) for name in ("attn_norm.weight", "ffn_norm.weight")[:1 + any(family.attends)]}
+        if i in family.routed:
+            others[b + "ffn_gate_inp.weight"] = noise(b + "router", EXPERTS, WIDTH) * 0.2
         if attends:
             continue
         if family.inner_norms:
@@ -127,6 +140,9 @@ def write_model(path: Path, family: Family, kind: Type, dequantised: bool = Fals
     writer.add_ssm_time_step_rank(family.rank)
     if family.groups:
         writer.add_ssm_group_count(family.groups)
+    if family.routed:
+        writer.add_expert_count(EXPERTS)
+        writer.add_expert_used_count(USED)
     for key, value in family.keys.items():
         add = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}[type(value)]
         add(f"{family.arch}.{key}", value)

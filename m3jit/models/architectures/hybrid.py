@@ -2,24 +2,24 @@
 
     x += scale * mixer(rmsnorm(x)),  x += scale * ffn(rmsnorm(x))
 
-A layer attends where the key "attention.head_count_kv", one number for each layer, is not 0.
+A layer attends where the key "attention.head_count_kv", one number for each layer, is not 0.  A layer with a router has
+experts for its ffn (`experts.py`).
 
-jamba (Lieber et al. 2024): Mamba layers, attention without positions.
+jamba (Lieber et al. 2024): Mamba layers, attention without positions; an expert counts by its share among all experts.
 granitehybrid (Granite 4.0): Mamba-2 layers, attention with a rotation unless "rope.scaling.finetuned" is false; the
-embedding, each branch, the scores and the logits are scaled by constants of the file.
-
-Layers with a mixture of experts are refused.
+embedding, each branch, the scores and the logits are scaled by constants of the file; shared experts are added.
 """
 from __future__ import annotations
 
 from m3jit.models.architectures.decoder import Decoder
+from m3jit.models.architectures.experts import Experts
 from m3jit.models.architectures.mamba import HeadMixer, Mixer, SelectiveMixer
 from m3jit.models.architectures.rotation import Rotation
 from m3jit.models.model_source import LAYER_PREFIX, Keys, Shapes, Source
 from m3jit.models.program import Options, Writer
 
 
-class Hybrid(Decoder):
+class Hybrid(Experts):
     """Sizes and layers of both kinds."""
     mixer_type: type[Mixer] = SelectiveMixer
 
@@ -50,8 +50,7 @@ class Hybrid(Decoder):
         self.rotation = Rotation(self.keys, self.head_dim, self.context)
         self.mixer = self.mixer_type(self.keys, self.width, self.eps)
         if need("expert_count", int, default=0):
-            raise self.keys.refuse("expert_count", f"is {need('expert_count', int)}",
-                                   f"0: a {self.name} model without experts")
+            self.read_experts(self.hidden)
         self.read()
 
     @property
@@ -61,7 +60,22 @@ class Hybrid(Decoder):
 
     def layer_tensors(self, i: int) -> Shapes:
         part = self.attention_tensors() if self.attends[i] else self.mixer.tensors(i)
-        return {"attn_norm.weight": (self.width,), **part, "ffn_norm.weight": (self.width,), **self.ffn_tensors()}
+        return {"attn_norm.weight": (self.width,), **part, "ffn_norm.weight": (self.width,),
+                **(self.ffn_tensors() if self.routes(i) else Decoder.ffn_tensors(self))}
+
+    def routes(self, i: int) -> bool:
+        """Whether layer i has experts."""
+        return bool(self.experts) and LAYER_PREFIX.format(i) + "ffn_gate_inp.weight" in self.source.tensors
+
+    def feed_forward(self, w: Writer, i: int) -> None:
+        if self.routes(i):
+            self.route(w, i)
+        else:
+            Decoder.feed_forward(self, w, i)
+
+    def route(self, w: Writer, i: int) -> None:
+        """rH -> rH by the experts of layer i."""
+        super().feed_forward(w, i)
 
     def attention(self, w: Writer, i: int, x: str = "rH") -> None:
         if self.attends[i]:
@@ -76,6 +90,16 @@ class Jamba(Hybrid):
     def rotate(self, w: Writer, register: str, heads: int, i: int, factors: str) -> None:
         """No positions: the scans know the order."""
 
+    def route(self, w: Writer, i: int) -> None:
+        b = LAYER_PREFIX.format(i)
+        w.product("rQ", "rH", b + "ffn_gate_inp.weight")
+        w("SOFTMAX rQ, rQ")
+        w(f"TOPK rP, rQ, rExperts K={self.used} AXIS=1", "the experts of each token [T, used]")
+        self.chosen_experts(w, b)
+        if self.scale != 1:
+            w(f"LOADI rScale, {self.scale!r}")
+            w("MUL rH, rH, rScale")
+
 
 class GraniteHybrid(Hybrid):
     name = "granitehybrid"
@@ -85,11 +109,30 @@ class GraniteHybrid(Hybrid):
     def read(self) -> None:
         need = self.keys.need
         self.rotates = need("rope.scaling.finetuned", bool, default=True)
+        self.shared = need("expert_shared_feed_forward_length", int, default=0) if self.experts else 0
+        self.scale = 1.0                               # of experts: the format has none
         self.scales = {key: need(f"{key}_scale", float, default=0.0) for key in ("embedding", "residual", "logit")}
 
     def rotate(self, w: Writer, register: str, heads: int, i: int, factors: str) -> None:
         if self.rotates:
             super().rotate(w, register, heads, i, factors)
+
+    def ffn_tensors(self) -> Shapes:
+        shared = {"ffn_gate_shexp.weight": (self.shared, self.width), "ffn_up_shexp.weight": (self.shared, self.width),
+                  "ffn_down_shexp.weight": (self.width, self.shared)} if self.shared else {}
+        return super().ffn_tensors() | shared
+
+    def route(self, w: Writer, i: int) -> None:
+        b = LAYER_PREFIX.format(i)
+        if self.shared:
+            w.product("rQ", "rH", b + "ffn_gate_shexp.weight")
+            w("SILU rQ, rQ")
+            w.product("rK", "rH", b + "ffn_up_shexp.weight")
+            w("MUL rQ, rQ, rK")
+            w.product("rShared", "rQ", b + "ffn_down_shexp.weight")
+        super().route(w, i)
+        if self.shared:
+            w("ADD rH, rH, rShared")
 
     def scaled(self, w: Writer, register: str, factor: float) -> None:
         """register *= factor; 0 stands for no scaling."""
