@@ -20,7 +20,7 @@ from m3jit.isa.capabilities import Capability  # noqa: E402
 from m3jit.isa.fields import BANK_SIZES  # noqa: E402
 from m3jit.isa.table import OPS, RESERVED, load_table  # noqa: E402
 from m3jit.models import program  # noqa: E402
-from m3jit.models.architectures import decoder  # noqa: E402
+from m3jit.models.architectures import ARCHITECTURES, decoder  # noqa: E402
 from m3jit.vm import memory, scheduler, snapshots, sources, streams, weights  # noqa: E402
 
 load_table()
@@ -82,6 +82,11 @@ def test_the_guide_lists_these_limits():
 ])
 def test_sentences(document, sentence):
     assert sentence in text(document)
+
+
+def test_the_guide_names_every_architecture():
+    listed = " ".join(rows("guide.md", "Models").values())
+    assert set(re.findall(r"`(\w+)`", listed)) == set(ARCHITECTURES)
 
 
 def test_the_regions_of_memory():
