@@ -113,6 +113,13 @@ class Tensor:
         self.dtype, self.shape, self.data, self.key = dtype, tuple(int(d) for d in shape), data, key
 
     @classmethod
+    def made(cls, dtype: DType, shape: tuple[int, ...], data: np.ndarray) -> "Tensor":
+        """A tensor whose shape is known to be a tuple of Python integers."""
+        t = cls.__new__(cls)
+        t.dtype, t.shape, t.data, t.key = dtype, shape, data, None
+        return t
+
+    @classmethod
     def of(cls, array: Any, dtype: DType | None = None) -> "Tensor":
         """From a NumPy array (or anything `np.asarray` takes); copies only when not C-contiguous.
 

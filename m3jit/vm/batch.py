@@ -30,6 +30,7 @@ class Member:
 
     def __init__(self, vm: VM, on_end: Callable[["Member"], Any] | None):
         self.vm, self.on_end = vm, on_end
+        self.at: Context | None = None                  # the context that stands at a region
         self.ended = False
         self.error: BaseException | None = None
         self.deadline = None if vm.timeout is None else time.monotonic() + vm.timeout
@@ -47,10 +48,12 @@ class Member:
             ctx, budget = vm.scheduler.pick()
             if ctx is None:
                 break
-            ran, before = True, vm.retired
+            ran, before = True, ctx.retired
             ctx.parks = len(vm.scheduler.contexts) == 1
             vm._slice(ctx, min(budget, left))
-            left -= max(1, vm.retired - before)
+            left -= max(1, ctx.retired - before)
+            if ctx.status == PARKED:
+                self.at = ctx
         waiting = vm.scheduler.waiting()
         if waiting and len(waiting) == len(vm.scheduler.contexts):
             if vm.stop_word.raised:
@@ -59,18 +62,14 @@ class Member:
                 raise Deadlock(f"{vm.image.name}: no context can go on: {describe_waits(waiting)}")
         return ran
 
-    def parked(self) -> Context | None:
-        """The context that stands at a region, if any."""
-        return next((c for c in self.vm.scheduler.contexts.values() if c.status == PARKED), None)
-
-    def enter_alone(self, ctx: Context) -> None:
+    def enter_alone(self) -> None:
         """Run the region a context stands at, as the machine alone would."""
-        self.leave(ctx, *ctx.parked.run())
+        self.leave(*self.at.parked.run())
 
-    def leave(self, ctx: Context, info: Any, retired: int) -> None:
+    def leave(self, info: Any, retired: int) -> None:
         """Go on behind the region, which was left by exit `info` (None: it gave up, nothing was done)."""
-        vm, entry = self.vm, ctx.parked.region.region.function.entry_pc
-        ctx.parked, ctx.status = None, READY
+        vm, ctx, entry = self.vm, self.at, self.at.parked.region.region.function.entry_pc
+        self.at, ctx.parked, ctx.status = None, None, READY
         ctx.retired += retired
         if info is not None and not (info.pc == entry and retired == 0):
             ctx.index = vm.interpreter.index(info.pc)
@@ -164,7 +163,7 @@ class Batch:
         if m.vm.finished:
             m.finish()
             self._remove(m)
-        elif m.parked() is not None:
+        elif m.at is not None:
             parked.append(m)
         return ran
 
@@ -172,34 +171,33 @@ class Batch:
         """Enter the regions that machines stand at, those at the same one together."""
         groups: dict[Any, list[Member]] = {}
         for m in parked:
-            groups.setdefault(m.parked().parked.region, []).append(m)
+            groups.setdefault(m.at.parked.region, []).append(m)
         self.entries += len(parked)
         for region, members in groups.items():
             if len(members) > 1 and can_batch(region) and self._enter_together(region, members):
                 continue
             for m in members:
-                self._guarded(m, lambda m=m: m.enter_alone(m.parked()))
+                self._guarded(m, m.enter_alone)
 
     def _enter_together(self, region: Any, members: list[Member]) -> bool:
         """False when there is no room for it; nothing was done then."""
-        contexts = [m.parked() for m in members]
         together = batched(region)
         began, before = time.perf_counter(), (together.items, together.joined)
         with ExitStack() as locks:
             for m in members:
                 locks.enter_context(m.vm._lock)
             try:
-                left = together.run([c.parked for c in contexts])
+                left = together.run([m.at.parked for m in members])
             except MemoryError:
                 return False
         share = (time.perf_counter() - began) / len(members)
         self.shared_entries += len(members)
         self.launches += together.items - before[0]
         self.joined += together.joined - before[1]
-        for m, ctx, (info, retired) in zip(members, contexts, left):
+        for m, (info, retired) in zip(members, left):
             m.vm.seconds += share
-            ctx.parked.jit.count(region, retired)
-            self._guarded(m, lambda m=m, ctx=ctx, info=info, retired=retired: m.leave(ctx, info, retired))
+            m.at.parked.jit.count(region, retired)
+            self._guarded(m, lambda m=m, info=info, retired=retired: m.leave(info, retired))
         return True
 
     def _guarded(self, m: Member, work: Callable[[], Any]) -> Any:

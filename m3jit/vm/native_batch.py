@@ -34,19 +34,20 @@ class Layout:
             self.frames[:, slot.word] = start + np.cumsum(size) - size
         for word, address in region._weights():
             self.frames[:, word] = address
-        self.results = []                        # word, element type, first element of each context, elements
+        self.results = []                        # word, element type, first element of each context (and the end), bytes to it
         for word, t in r.outputs:
             counts = [int(np.prod(stored_shape(t, s), dtype=np.int64)) for s in syms]
             firsts = np.cumsum([0, *counts])
-            self.results.append((word, np.dtype(t.dtype.storage), firsts, int(firsts[-1])))
+            dtype = np.dtype(t.dtype.storage)
+            self.results.append((word, dtype, firsts.tolist(), firsts[:-1] * dtype.itemsize))
         self.call = native.bind(self.frames, region.nthreads)
 
-    def fresh(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    def fresh(self) -> dict[int, tuple[np.ndarray, list[int]]]:
         """New memory for the results of all contexts: word -> (one array, first element of each context)."""
         out = {}
-        for word, dtype, firsts, count in self.results:
-            a = new_array([count], dtype)
-            self.frames[:, word] = a.__array_interface__["data"][0] + firsts[:-1] * dtype.itemsize
+        for word, dtype, firsts, offsets in self.results:
+            a = new_array([firsts[-1]], dtype)
+            self.frames[:, word] = a.__array_interface__["data"][0] + offsets
             out[word] = (a, firsts)
         return out
 
@@ -55,7 +56,7 @@ class _Share:
     """The results of one context: word -> its part of the array."""
     __slots__ = ("arrays", "context")
 
-    def __init__(self, arrays: dict[int, tuple[np.ndarray, np.ndarray]], context: int):
+    def __init__(self, arrays: dict[int, tuple[np.ndarray, list[int]]], context: int):
         self.arrays, self.context = arrays, context
 
     def __getitem__(self, word: int) -> np.ndarray:

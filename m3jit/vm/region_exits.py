@@ -44,7 +44,7 @@ class Way:
                     for s, v in zip(self.floats, frame[self.float_words].view(np.float64).tolist())]
         for s, shape in self.tensors:
             dims = shape.of(syms)
-            out.append((s.key, Tensor(s.type.dtype, dims, fresh[s.word].reshape(shape.stored(dims)))))
+            out.append((s.key, Tensor.made(s.type.dtype, dims, fresh[s.word].reshape(shape.stored(dims)))))
         for s, shape in self.inputs:                 # a reshape may have given it another shape
             t, dims = regs.get(s.source), shape.of(syms)
             out.append((s.key, t if dims == t.shape else Tensor(t.dtype, dims, t.data.reshape(dims))))
