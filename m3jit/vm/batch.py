@@ -132,9 +132,10 @@ class Batch:
         with self._stepping:
             self._news.clear()
             members, parked, ran = self.members, [], False
-            for m in members:
-                ran |= self._guarded(m, lambda m=m: self._advance(m, parked))
-            self._enter(parked)
+            with ExitStack() as locks:                  # of machines at a region: nobody changes what it was chosen by
+                for m in members:
+                    ran |= self._guarded(m, lambda m=m: self._advance(m, parked, locks))
+                self._enter(parked)
             self.rounds += ran
             return ran
 
@@ -158,12 +159,13 @@ class Batch:
                 "launches": self.launches, "joined_launches": self.joined}
 
     # -- a round ----------------------------------------------------------------------------------------------------
-    def _advance(self, m: Member, parked: list[Member]) -> bool:
+    def _advance(self, m: Member, parked: list[Member], locks: ExitStack) -> bool:
         ran = m.advance()
         if m.vm.finished:
             m.finish()
             self._remove(m)
         elif m.at is not None:
+            locks.enter_context(m.vm._lock)
             parked.append(m)
         return ran
 
@@ -183,13 +185,10 @@ class Batch:
         """False when there is no room for it; nothing was done then."""
         together = batched(region)
         began, before = time.perf_counter(), (together.items, together.joined)
-        with ExitStack() as locks:
-            for m in members:
-                locks.enter_context(m.vm._lock)
-            try:
-                left = together.run([m.at.parked for m in members])
-            except MemoryError:
-                return False
+        try:
+            left = together.run([m.at.parked for m in members])
+        except MemoryError:
+            return False
         share = (time.perf_counter() - began) / len(members)
         self.shared_entries += len(members)
         self.launches += together.items - before[0]

@@ -1,6 +1,9 @@
 """Machines in a batch give what they give alone; they join, wait, fail and leave without harm to the others."""
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 import m3jit
@@ -112,3 +115,63 @@ def test_a_machine_is_added_once(models):
     batch.run()
     with pytest.raises(UserError, match="has ended already"):
         batch.add(vm)
+
+
+def test_limits_of_one_machine(models):
+    good, text = machine(models, PROMPTS[0])
+    endless = m3jit.assemble("LOADI rX, 0\nloop:\nADD rX, rX, 1\nJUMP loop")
+    slow, other = m3jit.VM(endless, timeout=0.3), m3jit.VM(endless, max_steps=50_000)
+    batch = Batch()
+    members = [batch.add(vm) for vm in (good, slow, other)]
+    batch.run()
+    assert text == alone(models, PROMPTS[0])[0] and members[0].error is None
+    assert [type(m.error) for m in members[1:]] == [LimitError, LimitError]
+    assert "not finished after 0.3 s" in str(members[1].error) and "max_steps = 50000" in str(members[2].error)
+
+
+def test_machines_join_and_are_cancelled_from_other_threads(models):
+    made = [machine(models, p, i) for i, p in enumerate(PROMPTS[:4])]
+    endless = m3jit.VM(m3jit.assemble("LOADI rX, 0\nloop:\nADD rX, rX, 1\nJUMP loop"))
+    batch, gone = Batch(), threading.Event()
+    member = batch.add(endless, on_end=lambda m: gone.set())
+
+    def others():
+        for vm, _ in made:
+            batch.add(vm)
+        while len(batch.members) > 1:
+            time.sleep(0.002)
+        member.cancel()
+    thread = threading.Thread(target=others)
+    thread.start()
+    batch.run()
+    thread.join()
+    assert gone.is_set() and isinstance(member.error, Interrupted)
+    for i, (vm, text) in enumerate(made):
+        assert (text, state(vm)) == alone(models, PROMPTS[i], i)
+
+
+def test_a_machine_goes_back_in_time_between_rounds(models):
+    """A snapshot of a machine in a batch is as good as one of a machine alone: the text behind it comes again."""
+    (vm, text), (other, more) = machine(models, PROMPTS[0]), machine(models, PROMPTS[1])
+    batch = Batch()
+    batch.add(vm)
+    batch.add(other)
+    for _ in range(4):
+        batch.step()
+    said, snapshot = len(text), vm.fork()
+    for _ in range(3):
+        batch.step()
+    vm.abort(snapshot, resume=True)
+    batch.run()
+    want = alone(models, PROMPTS[0])[0]
+    assert "".join(text) == "".join(want[:said + 3]) + "".join(want[said:])
+    assert more == alone(models, PROMPTS[1])[0]
+
+
+def test_alone_in_a_batch_a_machine_enters_at_once(models):
+    vm, text = machine(models, PROMPTS[0])
+    batch = Batch()
+    batch.add(vm)
+    batch.run()
+    assert (text, state(vm)) == alone(models, PROMPTS[0])
+    assert batch.stats["shared_entries"] == 0 and batch.stats["entries"] > 5
