@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 import make_tiny_architectures  # noqa: E402  (found through the path set above)
+import make_tiny_bitnet  # noqa: E402
 import make_tiny_deepseek  # noqa: E402
 import make_tiny_recurrent  # noqa: E402
 from make_oracles import as_gzip, greedy_run, rounded  # noqa: E402
@@ -33,6 +34,7 @@ from peer_llama import LlamaPeer, PeerError, lc  # noqa: E402
 
 ORACLES = ROOT / "tests" / "oracles"
 MAKERS = {"tiny_architectures": make_tiny_architectures, "tiny_deepseek": make_tiny_deepseek,
+          "tiny_bitnet": make_tiny_bitnet,
           "tiny_recurrent": make_tiny_recurrent}
 PROMPT = [4 + i * 37 % 256 for i in range(24)]
 GREEDY_TOKENS, CONTEXT = 8, 64

@@ -78,15 +78,24 @@ class Writer:
         """How products with the weight `name` compute."""
         return "INT8" if self.source.tensor(name).ggml_type.name in BLOCK_TYPES else "FP32"
 
+    def is_plain(self, name: str) -> bool:
+        """Whether products with the weight `name` are that and a bias, without adapters or a scale."""
+        return not self.adapted.of(name) and not self.has(name.replace(".weight", ".scale"))
+
     def product(self, rd: str, x: str, name: str) -> None:
-        """rd = x times the weight `name` [N, K], plus what adapters add to it and its bias, where there are any."""
+        """rd = x times the weight `name` [N, K], plus what adapters add to it, times its scale (a tensor of one
+        number), plus its bias, where there are any."""
         self.weight("rW", name)
         bias = name.replace(".weight", ".bias")
-        if self.adapted.of(name):
-            self.adapted.product(self, rd, x, name)
-            if self.has(bias):
-                self.weight("rB", bias)
-                self(f"ADD {rd}, {rd}, rB")
+        if not self.is_plain(name):
+            if self.adapted.of(name):
+                self.adapted.product(self, rd, x, name)
+            else:
+                self(f"MATVEC {rd}, {x}, rW TRANSPOSE {self.precision(name)}")
+            for other, word in ((name.replace(".weight", ".scale"), "MUL"), (bias, "ADD")):
+                if self.has(other):
+                    self.weight("rB", other)
+                    self(f"{word} {rd}, {rd}, rB")
             return
         extra = ""
         if self.has(bias):
@@ -132,7 +141,7 @@ class Writer:
         `prefix`down; one instruction where all of them compute alike.  Uses rQ and rK."""
         names = [prefix + n + ".weight" for n in (("gate", "down", "up") if gated else ("up", "down"))]
         biases = [n.replace(".weight", ".bias") for n in names]
-        if len({self.precision(n) for n in names}) == 1 and not any(self.adapted.of(n) for n in names):
+        if len({self.precision(n) for n in names}) == 1 and all(map(self.is_plain, names)):
             registers = ("rW", "rW2", "rW3")[:len(names)]
             for register, name in zip(registers, names):
                 self.weight(register, name)

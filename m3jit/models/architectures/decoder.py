@@ -131,6 +131,10 @@ class Decoder:
                     (("SCALE", scale), ("SOFTCAP", self.softcap), ("WINDOW", self.windows[i])) if value]
         w(f"ATTN rH, rQ, rK, rV, sKV HEADS={self.heads} KV_HEADS={self.kv_heads} HDIM={self.head_dim} LAYER={i} "
           + " ".join(options))
+        self.attention_output(w, i)
+
+    def attention_output(self, w: Writer, i: int) -> None:
+        """rH, the heads' mixes, -> rH."""
         w.product("rH", "rH", LAYER_PREFIX.format(i) + "attn_output.weight")
 
     def queries_keys_values(self, w: Writer, i: int, x: str) -> None:

@@ -1,0 +1,95 @@
+"""bitnet: llama.cpp's graph (SiLU) against llama.cpp's stored logits, BitNet-b1.58-2B4T's squared ReLU against those of
+transformers, ternary weights and scales of matrices, the same bytes on every executor and chunking."""
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m3jit.models.model_error import ModelFileError
+from m3jit.models.provider import Models
+from tests.models.test_architectures import rewritten, set_key, set_tensor
+from tests.models.test_llama import generate, register_of
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import make_tiny_bitnet as tiny  # noqa: E402  (found through the path set above)
+from make_tiny_models import sha256  # noqa: E402
+
+
+def oracle(name: str) -> dict:
+    return json.loads(gzip.decompress((ROOT / f"tests/oracles/{name}.json.gz").read_bytes()))
+
+
+SILU, RELU2 = oracle("tiny_bitnet"), oracle("tiny_bitnet_relu2")
+PROMPT, MODELS = SILU["prompt"], SILU["models"] | RELU2["models"]
+F16_CACHE = 0.03                    # what an f16 cache may change: llama.cpp's own change is 0.016
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bitnet")
+
+
+@pytest.mark.parametrize("name", tiny.names() + tiny.names(peer=False))
+def test_logits_and_tokens_against_the_peers(name, folder):
+    """As near to the unrounded model as the peer is (see test_architectures.py); transformers rounds nothing in F32
+    models, and its cache is exact."""
+    assert RELU2["prompt"] == PROMPT
+    path, row = tiny.build(folder, name), MODELS[name]
+    assert sha256(path) == row["sha256"], "the peer ran another file"
+    tokens, _, vm = generate(path, "cpu", prompt=PROMPT, tokens=len(row["tokens"]))
+    _, _, first = generate(path, "cpu", prompt=PROMPT, tokens=1)
+    logits = first.get("rLogits").data.ravel()
+    own = np.abs(logits - np.array(row["exact_logits"]))
+    apart = np.abs(logits - np.array(row["logits"]))
+    here = np.abs(np.array(row["logits"]) - np.array(row["exact_logits"]))
+    most = max(row["max_error"], here.max(), F16_CACHE / 1.5)
+    print(f"\n{name:20} error {own.max():.4f} mean {own.mean():.4f}; the peer's {most:.4f}; apart {apart.max():.4f}")
+    assert own.max() <= 1.5 * most and apart.max() <= own.max() + most
+    stop = next((i for i, margin in enumerate(row["margin"]) if margin <= most), len(row["margin"]))
+    assert stop and tokens[:stop] == row["tokens"][:stop]
+    assert vm.regions.regions, "nothing was compiled"
+
+
+def test_the_activation_matters(folder):
+    """The squared ReLU is far from what SiLU gives for the same weights."""
+    a, b = (np.array(MODELS[name]["exact_logits"]) for name in ("silu/F32", "relu2/F32"))
+    assert np.abs(a - b).max() > 1
+
+
+@pytest.mark.parametrize("name", ["scales/TQ2_0", "relu2/TQ2_0"])
+def test_same_bytes_everywhere(name, folder):
+    path = tiny.build(folder, name)
+    logits = register_of(path, "rLogits")
+    tokens, registers, _ = generate(path, "interpreter", prompt=PROMPT, tokens=2)
+    for backend, threads in (("cpu:native", 1), ("cpu:avx2", 2), ("cpu:baseline", 2)):
+        found, others, _ = generate(path, backend, prompt=PROMPT, tokens=2, threads=threads)
+        assert found == tokens and others == registers, (backend, threads)
+    for chunk in (1, 7, len(PROMPT)):
+        found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=2, chunk=chunk)
+        assert found == tokens and others[logits] == registers[logits], chunk
+
+
+def test_both_ternary_types_compute_alike(folder):
+    """TQ1_0 and TQ2_0 store the same numbers."""
+    a, b = (generate(tiny.build(folder, f"silu/{t}"), "cpu", prompt=PROMPT, tokens=1)[2] for t in ("TQ1_0", "TQ2_0"))
+    assert a.get("rLogits").data.tobytes() == b.get("rLogits").data.tobytes()
+
+
+@pytest.mark.parametrize("change, message", [
+    (set_key("bitnet.hidden_activation", "gelu"), "'bitnet.hidden_activation': is 'gelu'; expected one of silu, relu2"),
+    (set_tensor("blk.1.ffn_sub_norm.weight", 256), r"'blk.1.ffn_sub_norm.weight': has shape \[256\]; expected shape \[512\]"),
+    (set_tensor("blk.0.attn_q.scale", 2), r"'blk.0.attn_q.scale': has shape \[2\]; expected shape \[1\]"),
+    (lambda keys, tensors: tensors.pop("blk.0.attn_sub_norm.weight"), "'blk.0.attn_sub_norm.weight': is missing"),
+])
+def test_files_that_do_not_fit(change, message, folder, tmp_path):
+    models = Models()
+    path = rewritten(tiny.build(folder, "silu/F32"), tmp_path / "bad.gguf", change)
+    with pytest.raises(ModelFileError, match=message):
+        models.assembly(models.load(str(path)))
