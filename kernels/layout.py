@@ -22,8 +22,8 @@ Q5_K    2816       d, dmin and scales as Q4_K; 8 vectors of fifth bits: bit j of
 Q6_K    3360       d f16[16]; scales i8[16 sub-blocks][16 rows]; 48 vectors: 4 groups g = 2h + s of 12 (half h of 128
                    elements, s = 0..1), each for v = 0..3: a = ql[64h + 16s + 4v ..], b = ql[64h + 32 + 16s + 4v ..],
                    c = qh[32h + 16s + 4v ..].  (a & 15) | (c & 3) << 4 are elements 128h + 16s + 4v + i (sub-block
-                   8h + s), (b & 15) | (c >> 2 & 3) << 4 those 32 on (sub-block 8h + s + 2), (a >> 4) | (c >> 4 & 3) << 4
-                   and (b >> 4) | (c >> 6) << 4 the next two; values 0..63
+                   8h + s), (b & 15) | (c >> 2 & 3) << 4 those 32 on (sub-block 8h + s + 2),
+                   (a >> 4) | (c >> 4 & 3) << 4 and (b >> 4) | (c >> 6) << 4 the next two; values 0..63
 Q2_K    1344       d f16[16], dmin f16[16]; scales and mins u8[16 sub-blocks][16 rows] (low nibble the scale); 16
                    vectors: groups g = 2h + s of 4, v = 0..3: qs[32h + 16s + 4v ..]; bits 2p, 2p + 1 are elements
                    128h + 32p + 16s + 4v + i (sub-block 8h + 2p + s)

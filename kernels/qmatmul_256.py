@@ -118,8 +118,8 @@ def _q6_step(b: Builder, quants: Sequence[Buffer], x: Sequence[Buffer], sums: di
 def _two_bits(b: Builder, quants: Sequence[Buffer], x: Sequence[Buffer], start: Callable[[int], list[Value]],
               first: Value, third: Callable[[int, int, int], Value] | None,
               finish: Callable[[int, Sums], None]) -> None:
-    """One group of Q2_K or Q3_K: codes of two bits, with `third`(tile, vector, part) or-ed to them as bit 2; start(part)
-    gives each token's first value, finish(part, sums) takes the sums."""
+    """One group of Q2_K or Q3_K: codes of two bits, with `third`(tile, vector, part) or-ed to them as bit 2;
+    start(part) gives each token's first value, finish(part, sums) takes the sums."""
     few = len(quants) * len(x) <= FEW
     for parts in ([(0, 1, 2, 3)] if few else [(0,), (1,), (2,), (3,)]):
         sums: dict[int, Sums] = {}

@@ -32,7 +32,8 @@ MIX = "MIX"
 MORE_TYPES: dict[str, Type | None] = {name: Type[name] for name in (
     "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4")} | {MIX: None}
 # part of a tensor's name -> its type in the layers 0 and 1 of MIX
-MIXED = {"token_embd": ("Q5_K",) * 2, "output.": ("Q6_K",) * 2, "attn_q": ("Q5_0", "Q4_K"), "attn_k": ("Q8_0", "IQ4_NL"),
+MIXED = {"token_embd": ("Q5_K",) * 2, "output.": ("Q6_K",) * 2, "attn_q": ("Q5_0", "Q4_K"),
+         "attn_k": ("Q8_0", "IQ4_NL"),
          "attn_v": ("Q6_K", "Q5_1"), "attn_output": ("Q4_K", "F16"), "ffn_gate": ("Q4_K", "Q5_0"),
          "ffn_up": ("Q5_0", "Q4_K"), "ffn_down": ("Q6_K", "Q4_1")}
 # type -> where d stands, where dmin does, dmin / d, and the standard deviation of the values of random bytes with d = 1

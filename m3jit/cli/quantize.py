@@ -20,8 +20,8 @@ def _type(context: click.Context, parameter: click.Parameter, value: str | None)
     return value and value.upper()
 
 
-@click.command(epilog="Types: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q6_K TQ1_0 TQ2_0 MXFP4.  The output matrix gets "
-                      "Q6_K (Q8_0) unless TYPE is larger; norms and other small tensors stay as they are.")
+@click.command(epilog="Types: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q6_K TQ1_0 TQ2_0 MXFP4.  The output matrix "
+                      "gets Q6_K (Q8_0) unless TYPE is larger; norms and other small tensors stay as they are.")
 @click.argument("model")
 @click.argument("output")
 @click.argument("type", callback=_type)
@@ -49,8 +49,8 @@ def quantize(model: str, output: str, type: str, output_type: str | None, embedd
     if summary.fallbacks:
         kinds = ", ".join(sorted(set(summary.fallbacks.values())))
         first = next(iter(summary.fallbacks))
-        note(f"{len(summary.fallbacks)} matrices became {kinds} because their rows are no whole {type} blocks, {first!r} "
-             "the first of them")
+        note(f"{len(summary.fallbacks)} matrices became {kinds} because their rows are no whole {type} blocks, "
+             f"{first!r} the first of them")
     return 0
 
 
@@ -59,9 +59,12 @@ def _written(source: Any, choice: Any, path: Path, threads: int) -> Any:
     from m3jit.models.quantize import quantize as write
     from m3jit.new_file import NewFile
     progress = Progress()
+
+    def step(done: int, total: int) -> None:
+        progress.step("packing", done, total)
     try:
         with NewFile(path) as file:
-            summary = write(source, choice, file.handle, threads, lambda done, total: progress.step("packing", done, total))
+            summary = write(source, choice, file.handle, threads, step)
             file.commit()
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None

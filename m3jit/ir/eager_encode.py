@@ -122,7 +122,7 @@ _E2M1_LIMITS = np.array([0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0])
 
 
 def _encode_mxfp4(x):
-    """e = floor(log2(max |x|)) - 2 + 127, at least 0 (log2 rounded to f32, as ggml has it); codes: the nearest value."""
+    """e = floor(log2(max |x|)) - 2 + 127, at least 0 (log2 rounded to f32, as ggml has it); codes: nearest values."""
     peak = np.max(np.abs(x), axis=-1, keepdims=True).astype(np.float64)
     log = np.floor(np.log2(np.where(peak > 0, peak, 1.0)).astype(np.float32))
     e = np.where(peak > 0, np.maximum(log + 125, 0), 0).astype(np.uint8)

@@ -8,8 +8,8 @@ sums depend on its build: single codes differ).
 Q4_K, per sub-block of 32 (x; weights w = |x| + sqrt(mean x^2)): start from min = min(x, 0), scale = (max - min) / 15.
 Then for 21 inverse scales i = (14 + 0.1 step) / (max - min), with the min found so far: codes l = rint(i (x - min)) in
 0..15, and the scale and min that fit them best in the weighted squares (min 0 where it would be positive); kept where
-the weighted squared error gets smaller.  Scales and mins of the 8 sub-blocks are then stored as 6-bit multiples of d = max scale / 63 and
-dmin = max(-min) / 63 (F16), and the codes are made again with those.
+the weighted squared error gets smaller.  Scales and mins of the 8 sub-blocks are then stored as 6-bit multiples of
+d = max scale / 63 and dmin = max(-min) / 63 (F16), and the codes are made again with those.
 
 Q6_K, per sub-block of 16 (w = x^2): for 19 inverse scales i = -(32 + 0.1 step) / peak, step -9..9, 0 first: codes
 l = rint(i x) in -32..31, scale sum w x l / sum w l^2; kept where (sum w x l)^2 / sum w l^2 grows.  Scales are stored as

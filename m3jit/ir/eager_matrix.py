@@ -95,7 +95,8 @@ class Matrix:
         """x [.., K], quantised to int8 blocks, times block-quantised w [N, K] -> F32 [.., N]; integer dots."""
         x, w = float_tensor(x), self._weight(w)
         if w.dtype.name not in ACTIVATION_BLOCK:
-            raise OperandError(f"an integer product needs weights of type {' '.join(ACTIVATION_BLOCK)}, got {describe(w)}")
+            raise OperandError(f"an integer product needs weights of type {' '.join(ACTIVATION_BLOCK)}, got "
+                               f"{describe(w)}")
         n, k = w.shape
         self._inner(x, k, w)
         rows = np.ascontiguousarray(widen(x)).reshape(_rows(x), k)

@@ -50,8 +50,8 @@ def _scales(dtype: DType, shape: tuple[int, ...], data: np.ndarray) -> Iterator[
     per_row = shape[-1] // dtype.block
     for start in range(0, len(raw), AT_ONCE):
         part = raw[start:start + AT_ONCE]
-        marks = [(part[:, 0] == 255, "")] if form.d is None else \
-            [(part[:, at + 1] & 0x7C == 0x7C, f"{name} ") for at, name in ((form.d, "d"), (form.m, "m")) if at is not None]
+        halves = [] if form.d is None else [(form.d, "d ")] if form.m is None else [(form.d, "d "), (form.m, "m ")]
+        marks = [(part[:, at + 1] & 0x7C == 0x7C, name) for at, name in halves] or [(part[:, 0] == 255, "")]
         for found, name in marks:
             for block in np.flatnonzero(found).tolist():
                 first = (start + block) % per_row * dtype.block
@@ -70,7 +70,9 @@ def report(t: Tensor) -> str:
     found = places(t.dtype, t.shape, t.data)
     first = next(found, "")
     more = sum(1 for _ in itertools.islice(found, MOST))
-    return first + (f", and {'at least ' if more == MOST else ''}{more} more place{'s' if more > 1 else ''}" if more else "")
+    if not more:
+        return first
+    return f"{first}, and {'at least ' if more == MOST else ''}{more} more place{'s' if more > 1 else ''}"
 
 
 def warn_where_not_finite(t: Tensor) -> None:

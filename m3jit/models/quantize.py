@@ -3,8 +3,8 @@
 Matrices are the tensors named "... .weight" with two axes or more, but for small ones that decide much (`KEPT`: norms,
 a router's gate, convolutions, position tables); all other tensors are copied as they are.  The output matrix (the token
 table where that is it) gets Q6_K, or Q8_0 where its rows are no whole blocks of 256, unless a larger type is asked for:
-its errors go into every logit.  A token table of its own gets Q4_K beside ternary and MXFP4 matrices.  Where a row is no
-whole number of blocks, the type is that of FALLBACK, or F16.
+its errors go into every logit.  A token table of its own gets Q4_K beside ternary and MXFP4 matrices.  Where a row is
+no whole number of blocks, the type is that of FALLBACK, or F16.
 """
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from m3jit.models.model_error import ModelFileError
 FLOATS = ("F32", "F16", "BF16")
 TYPES = (*FLOATS, *eager_encode.TYPES)
 FALLBACK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
-KEPT = re.compile(r"_norm\.weight|ffn_gate_inp|position_embd|token_types|ssm_conv1d|shortconv\.conv|attn_rel_b|time_mix_")
+KEPT = re.compile(r"_norm\.weight|ffn_gate_inp|position_embd|token_types|ssm_conv1d|shortconv\.conv|attn_rel_b|"
+                  r"time_mix_")
 # number that general.file_type gives a file by the type of most of its matrices
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K": 14, "Q6_K": 18,
               "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38}
@@ -130,8 +131,8 @@ def quantize(source: Any, choice: Choice, out: BinaryIO, threads: int = 1,
              progress: Callable[[int, int], None] | None = None) -> Summary:
     """Writes the model of `source` (a GGUF file, or several that belong together) to `out`, as one file.
 
-    ModelFileError: a tensor that is in blocks already without choice.requantize, holds a NaN or infinity, or has a value
-    the type cannot hold.  progress(bytes done, bytes in all) is called after each tensor."""
+    ModelFileError: a tensor that is in blocks already without choice.requantize, holds a NaN or infinity, or has a
+    value the type cannot hold.  progress(bytes done, bytes in all) is called after each tensor."""
     tensors, summary = [], Summary(Counter(), {})
     for name, info in source.tensors.items():
         kind, stored = type_of(source, name, choice), info.ggml_type.name

@@ -44,8 +44,8 @@ def test_weights_that_are_not_finite_are_named(capfd, tmp_path, whole):
     got = call(capfd, "verify", bad)
     assert got.code == 1
     assert f"{bad}: tensor 'blk.0.attn_norm.weight': holds NaN at 7; expected finite weights" in got.err
-    assert f"{bad}: tensor 'blk.1.ffn_up.weight': holds a scale d that is not finite in row 3, for its columns 32 to 63" \
-        in got.err
+    assert f"{bad}: tensor 'blk.1.ffn_up.weight': holds a scale d that is not finite in row 3, for its columns 32 to " \
+        "63" in got.err
     got = call(capfd, "run", bad, "--prompt", "a river", "--max-tokens", "1")
     assert "warning: tensor 'blk.1.ffn_up.weight' (Q8_0 [512, 256]) holds a scale d" in got.err
     assert "warning: tensor 'blk.0.attn_norm.weight' (F32 [256]) holds NaN at 7" in got.err

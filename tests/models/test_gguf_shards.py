@@ -89,7 +89,7 @@ def test_names_and_numbers_must_agree(tmp_path):
                                              r"ends in -00002-of-00003.gguf"):
         open_gguf(other)
     paths[2].write_bytes(paths[1].read_bytes())
-    with pytest.raises(ModelFileError, match=r"m-00003-of-00003.gguf: .*is part 2 of 3 by its metadata; expected part 3"):
+    with pytest.raises(ModelFileError, match=r"m-00003-of-00003.gguf: .*part 2 of 3 by its metadata; expected part 3"):
         open_gguf(paths[0])
     with pytest.raises(ModelFileError, match=r"split.no.*is 3 of 3; expected a number below split.count"):
         open_gguf(shard(tmp_path / "x-00004-of-00003.gguf", 3, 3, 1, ["a"]))

@@ -76,7 +76,8 @@ def test_output_and_token_table_by_rule(tmp_path, whole):
     for kind, output, table in (("Q4_K", "Q6_K", "Q4_K"), ("Q8_0", "Q8_0", "Q8_0"), ("Q4_0", "Q6_K", "Q4_0"),
                                 ("TQ2_0", "Q6_K", "Q4_K"), ("MXFP4", "Q6_K", "Q4_K"), ("F16", "F16", "F16")):
         found = types(packed(whole, tmp_path / f"{kind}.gguf", kind))
-        assert (found["output.weight"], found["token_embd.weight"], found["blk.0.attn_q.weight"]) == (output, table, kind)
+        names = ("output.weight", "token_embd.weight", "blk.0.attn_q.weight")
+        assert tuple(found[n] for n in names) == (output, table, kind)
 
 
 def test_a_tied_token_table_is_an_output_matrix_and_small_tensors_stay(tmp_path):
@@ -107,7 +108,7 @@ def test_a_split_model_becomes_one_file(tmp_path, whole):
 
 def test_packed_models_need_permission(tmp_path, whole):
     packed(whole, tmp_path / "a.gguf", "Q8_0")
-    with pytest.raises(ModelFileError, match=r"tensor 'token_embd.weight': is in blocks already \(Q8_0\); .*--requantize"):
+    with pytest.raises(ModelFileError, match=r"'token_embd.weight': is in blocks already \(Q8_0\); .*--requantize"):
         packed(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q4_0")
     again = packed(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q4_0", requantize=True)
     decoded = gguf.quants.dequantize(gguf.GGUFReader(tmp_path / "a.gguf").tensors[7].data, Type.Q8_0)
