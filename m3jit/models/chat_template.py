@@ -10,13 +10,13 @@ Control tokens of the template become tokens; those written in messages or tools
 from __future__ import annotations
 
 import json
-import re
 import traceback
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Mapping, Protocol, Sequence
 
 from m3jit.errors import UserError, brief
+from m3jit.models.control_guard import ControlGuard, ControlTexts
 from m3jit.models.model_error import ModelFileError
 
 Message = Mapping[str, Any]
@@ -79,7 +79,7 @@ class ChatTemplate:
                add_generation_prompt: bool = True, now: datetime | None = None, **variables: Any) -> list[int]:
         """`text` as token ids.  The start token comes first where the file asks for one, and once."""
         messages = checked(messages)
-        guard = _Guard(self.tokenizer.control_texts(), [self.source, messages, tools, variables])
+        guard = ControlGuard(self._controls, [self.source, messages, tools, variables])
         text = self._render(guard.mark(messages), guard.mark(tools), add_generation_prompt, now, guard.mark(variables))
         tokenizer = self.tokenizer
         if not guard.used:
@@ -101,7 +101,7 @@ class ChatTemplate:
         white space around it that its message lacks.  None when the template writes what came before otherwise than it
         did when the answer was generated (some leave thoughts out), or messages hold control tokens: use `tokens`."""
         messages = checked(messages)
-        guard = _Guard(self.tokenizer.control_texts(), [self.source, messages, variables])
+        guard = ControlGuard(self._controls, [self.source, messages, variables])
         guard.mark([messages, variables])
         if guard.used:
             return None
@@ -136,6 +136,10 @@ class ChatTemplate:
             if not any(message.get("tool_calls") for message in given["messages"]):
                 raise
             return self._template.render(**given | {"messages": _with_json_arguments(given["messages"])})
+
+    @cached_property
+    def _controls(self) -> ControlTexts:
+        return ControlTexts(self.tokenizer.control_texts())
 
     @cached_property
     def _special(self) -> dict[str, str]:
@@ -213,54 +217,6 @@ def _with_json_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
                                      _to_json(arguments)}}
     return [{**message, "tool_calls": [written(call) for call in message["tool_calls"]]} if message.get("tool_calls")
             else message for message in messages]
-
-
-class _Guard:
-    """Keeps control tokens that are written in messages from being read as such.
-
-    A mark, a private character that occurs nowhere, goes behind the first character of each such text, and between the
-    ends of a message and the template where both together could spell one.  Marks travel through the template with
-    the text and are taken out of the pieces between control tokens.  A control token of one character gets a private
-    character in its place."""
-
-    def __init__(self, controls: Sequence[str], given: Any) -> None:
-        self.used = False
-        whole = repr(given)                            # private characters are written \\ue000 there
-        private = (chr(point) for point in range(0xE000, 0xF900) if f"\\u{point:x}" not in whole)
-        self._mark = next(private)
-        singles = {ord(text): next(private) for text in controls if len(text) == 1}
-        self._singles = singles
-        self._clear = {ord(new): chr(old) for old, new in singles.items()} | {ord(self._mark): ""}
-        longer = sorted((text for text in controls if len(text) > 1), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longer)) or "(?!)")
-        self._heads = {text[:size] for text in longer for size in range(1, len(text))}
-        self._tails = {text[size:] for text in longer for size in range(1, len(text))}
-        self._longer, self._longest = longer, len(longer[0]) if longer else 0
-
-    def mark(self, value: Any) -> Any:
-        """`value` with every text in it marked; keys, roles and types only where they hold a whole control token."""
-        if isinstance(value, str):
-            return self._marked(value, ends=True)
-        if isinstance(value, Mapping):
-            return {self._marked(str(key), ends=False):
-                    self._marked(item, ends=False) if key in ("role", "type") and isinstance(item, str) else self.mark(item)
-                    for key, item in value.items()}
-        return [self.mark(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-    def _marked(self, text: str, ends: bool) -> str:
-        made = self._pattern.sub(lambda found: found[0][0] + self._mark + found[0][1:], text).translate(self._singles)
-        if ends:
-            sizes = range(1, min(self._longest, len(text) + 1))
-            inside = any(text in control for control in self._longer)
-            before = inside or any(text[:size] in self._tails for size in sizes)
-            after = inside or any(text[-size:] in self._heads for size in sizes)
-            made = self._mark * before + made + self._mark * after
-        self.used = self.used or made != text
-        return made
-
-    def clear(self, text: str) -> str:
-        """The text without marks."""
-        return text.translate(self._clear)
 
 
 def _line_of(error: BaseException) -> int:

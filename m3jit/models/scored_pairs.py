@@ -5,15 +5,18 @@ highest score (the leftmost of equals) is joined; characters that end up as no t
 """
 
 import re
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
+
+import numpy as np
 
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.vocabulary import Vocabulary
 
 SPACE = "\u2581"
-_WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 _WORD_CACHE = 8192
+_LONG_WORD = 256                    # words over so many characters are cut where no token reaches across
+_LEFT, _LENGTH = 40, 24             # bits of a position and of a length in a queue's entry
 
 
 class ScoredPairEncoder:
@@ -21,11 +24,14 @@ class ScoredPairEncoder:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = vocabulary.ids
-        self._scores: list[float] = vocabulary.scores().tolist()
+        # The rank of each token's score, the highest 0: whole numbers are quicker to compare.
+        self._ranks: list[int] = np.unique(-vocabulary.scores(), return_inverse=True)[1].reshape(-1).tolist()
         self._bytes = self._byte_tokens(vocabulary)
-        # No token with a space after another character: no merge ever crosses the start of a word, so words can be
-        # merged, and remembered, one by one. Exact, and linear instead of n log n in the length of the text.
-        self._by_word = not any(re.search(f"[^{SPACE}]{SPACE}", text) for text in self._ids if SPACE in text[1:])
+        # No merge crosses the start of a word, but behind the characters that some token has before a space: so words
+        # can be merged, and remembered, one by one.  Exact, and linear instead of n log n in the length of the text.
+        before = {text[at - 1] for text in self._ids if SPACE in text[1:] for at in range(1, len(text))
+                  if text[at] == SPACE}
+        self._starts = re.compile(f"(?<=[^{re.escape(''.join(sorted(before | {SPACE})))}])(?={SPACE})")
         self._merge_word = lru_cache(_WORD_CACHE)(self._merge)
 
     @staticmethod
@@ -47,31 +53,54 @@ class ScoredPairEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, in which nothing is special."""
-        text = text.replace(" ", SPACE)
-        if not self._by_word:
-            return list(self._merge(text))
-        return [token for word in _WORDS.findall(text) for token in self._merge_word(word)]
+        found: list[int] = []
+        for word in self._starts.split(text.replace(" ", SPACE)):
+            if len(word) <= _LONG_WORD:
+                found += self._merge_word(word)
+            else:
+                for part in self._parts(word):
+                    found += self._merge_word(part) if len(part) <= _LONG_WORD else self._merge(part)
+        return found
+
+    @cached_property
+    def _neighbours(self) -> set[str]:
+        """Every pair of neighbouring characters in tokens."""
+        return {pair for text in self._ids for pair in map("".join, zip(text, text[1:]))}
+
+    def _parts(self, word: str) -> list[str]:
+        """A long word, cut between characters that are neighbours in no token: no merge joins them."""
+        known, start, parts = self._neighbours, 0, []
+        for at in range(1, len(word)):
+            if word[at - 1:at + 1] not in known:
+                parts.append(word[start:at])
+                start = at
+        return [*parts, word[start:]]
 
     def _merge(self, text: str) -> tuple[int, ...]:
-        """Merge one text. Symbols are known by the index of their first character; `ends[i]` is 0 once merged away."""
-        if text in self._ids and len(text) == 1:
-            return (self._ids[text],)
-        ids, scores, count = self._ids, self._scores, len(text)
+        """Merge one text. Symbols are known by the index of their first character; `ends[i]` is 0 once merged away.
+
+        An entry of the queue is (rank, left, length) of the pair text[left:left + length] in one number: best score
+        first, then leftmost."""
+        if not text or len(text) == 1 and text in self._ids:
+            return (self._ids[text],) if text else ()
+        ids, ranks, count = self._ids, self._ranks, len(text)
         ends = list(range(1, count + 1))
         before = list(range(-1, count - 1))
-        # Best score first, then leftmost. (-score, left, right, end) of the pair text[left:end] split at right.
-        queue = [(-scores[token], left, left + 1, left + 2) for left in range(count - 1)
+        queue = [(ranks[token] << _LEFT | left) << _LENGTH | 2 for left in range(count - 1)
                  if (token := ids.get(text[left:left + 2])) is not None]
         heapify(queue)
 
         def offer(left: int, right: int) -> None:
             token = ids.get(text[left:ends[right]])
             if token is not None:
-                heappush(queue, (-scores[token], left, right, ends[right]))
+                heappush(queue, (ranks[token] << _LEFT | left) << _LENGTH | ends[right] - left)
 
+        last_left, last_length = (1 << _LEFT) - 1, (1 << _LENGTH) - 1
         while queue:
-            _, left, right, end = heappop(queue)
-            if ends[left] != right or ends[right] != end:
+            entry = heappop(queue)
+            left = entry >> _LENGTH & last_left
+            right, end = ends[left], left + (entry & last_length)
+            if not right or right >= count or ends[right] != end:
                 continue  # one of the two has changed since the pair was queued
             ends[left], ends[right] = end, 0
             if end < count:

@@ -39,6 +39,12 @@ def _valid_text(text: str | bytes) -> str:
 codecs.register_error("m3jit-each-byte", lambda error: ("\ufffd" * (error.end - error.start), error.end))
 
 
+def beginnings(text: str) -> set[str]:
+    """Every character and pair of neighbours of a text: what lacks its beginning there is not in the text at all.  With
+    thousands of special tokens this spares as many searches."""
+    return {*text, *map("".join, zip(text, text[1:]))}
+
+
 class Tokenizer:
     """The tokeniser of one model file.
 
@@ -106,14 +112,15 @@ class Tokenizer:
         return ScoredPairEncoder(self.vocabulary)
 
     @cached_property
-    def _partition(self) -> list[tuple[str, int, bool]]:
-        """Tokens to look for in raw text: (text, id, only when `special`)."""
+    def _partition(self) -> list[tuple[str, str, int, bool]]:
+        """Tokens to look for in raw text: (first two characters, text, id, only when `special`)."""
         kinds = self.vocabulary.kinds
-        return [(text, token, int(kinds[token]) in _HIDDEN) for text, token in self.vocabulary.partition_order()]
+        return [(text[:2], text, token, int(kinds[token]) in _HIDDEN)
+                for text, token in self.vocabulary.partition_order()]
 
     def control_texts(self) -> list[str]:
         """The texts of the tokens that plain text never becomes."""
-        return [text for text, _, hidden in self._partition if hidden]
+        return [text for _, text, _, hidden in self._partition if hidden]
 
     def split_control(self, text: str) -> list[str | int]:
         """The text cut at control and user-defined tokens: their ids, and the pieces between them."""
@@ -122,8 +129,9 @@ class Tokenizer:
     def _split(self, text: str, special: bool) -> list[str | int]:
         """Cut whole-text tokens out: the longest such token first, everywhere, then the next in what is left."""
         pieces: list[str | int] = [text] if text else []
-        for token_text, token, hidden in self._partition:
-            if (hidden and not special) or token_text not in text:
+        starts = beginnings(text)
+        for start, token_text, token, hidden in self._partition:
+            if start not in starts or (hidden and not special) or token_text not in text:
                 continue
             cut: list[str | int] = []
             for piece in pieces:
