@@ -5,20 +5,15 @@
 import sys
 
 import m3jit
-from m3jit.models.program import Options
-from m3jit.models.provider import Models
 
 reference = sys.argv[1] if len(sys.argv) > 1 else "default"
 prompt = sys.argv[2] if len(sys.argv) > 2 else "The carriage stopped at the door, and"
 
-models = Models()
-model = models.load(reference)
-program = models.program(model, reference, Options(max_tokens=24, temperature=0.8))
+model = m3jit.load_model(reference)
 
 for seed in (1, 2):
-    vm = m3jit.VM(program, models=models, seed=seed)
-    vm.push_input(prompt)
-    print(f"{prompt}", end="")
-    for piece in vm.output():                           # runs the program as far as the next piece of text
-        print(piece, end="", flush=True)
-    print(f"   [{vm.get('rMade')} tokens, seed {seed}]")
+    generation = model.generate(prompt, max_tokens=24, seed=seed)
+    print(prompt, end="")
+    for piece in generation:
+        print(piece.text, end="", flush=True)
+    print(f"   [{generation.usage.completion_tokens} tokens, seed {seed}]")

@@ -20,7 +20,7 @@ import numpy as np
 
 from m3jit.api.generated import FinishReason, GeneratedText, Piece, Usage
 from m3jit.api.stop_strings import check_stops
-from m3jit.errors import Interrupted, UnsupportedError, UserError, brief
+from m3jit.errors import Interrupted, UserError, brief
 from m3jit.models import grammar as grammars
 from m3jit.models import hosted
 from m3jit.models.grammar import Grammar
@@ -127,17 +127,13 @@ class LanguageModel:
 
     @functools.cached_property
     def _template(self) -> Any:
-        try:
-            from m3jit.models.chat_template import ChatTemplate
-            return ChatTemplate(self.model.tokenizer, self._template_text)
-        except ImportError as error:
-            raise UnsupportedError(f"chat messages need {error.name}, which fills a model's chat template: "
-                                   "pip install 'm3jit[chat]'") from None
+        from m3jit.models.chat_template import ChatTemplate
+        return ChatTemplate(self.model.tokenizer, self._template_text)
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> list[int]:
         """Token ids of a conversation in the model's chat template (`ChatTemplate.tokens`: tools=, variables).
 
-        UserError: no template, or messages it refuses; UnsupportedError: jinja2 is missing."""
+        UserError: no template, or messages it refuses."""
         with self._template_lock:                      # a template being filled keeps notes in itself
             return list(self._template.tokens(messages, **more))
 

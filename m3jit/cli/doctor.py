@@ -15,7 +15,9 @@ import click
 NAMES = ("numpy", "llvmlite", "gguf", "tokenizers", "jinja2", "xxhash", "click")
 EXTRAS = {"numba": "backend numba: pip install 'm3jit[numba]'",
           "pyopencl": "OpenCL kernels: pip install 'm3jit[opencl]'",
-          "cuda-core": "CUDA devices: pip install 'm3jit[cuda]'"}
+          "cuda-core": "CUDA devices: pip install 'm3jit[cuda]'",
+          "starlette": "m3jit serve: pip install 'm3jit[serve]'", "uvicorn": "m3jit serve: pip install 'm3jit[serve]'",
+          "llguidance": "grammars and JSON schemas: pip install 'm3jit[grammar]'"}
 Row = tuple[str, str]
 
 
