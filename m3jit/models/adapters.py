@@ -4,6 +4,7 @@ An adapter holds for some matrices W [N, K] of a model a pair a [rank, K], b [N,
     x W^T + scale alpha / rank (x a^T) b^T            (alpha 0 or missing: scale alone)
 scale is the user's.  For the table of token embeddings a [vocabulary, rank] and b [width, rank]: rows of a times b^T.
 GGUF files: general.type = "adapter", adapter.type = "lora", adapter.lora.alpha, tensors `W.lora_a` and `W.lora_b`.
+Folders of PEFT's format answer with the same keys and names (`peft_folder.py`).
 """
 from __future__ import annotations
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 A, B = ".lora_a", ".lora_b"
 EMBEDDING = "token_embd.weight"
+# Architectures whose GGUF files have the rows of Wq and Wk in the order of rotary pairs (2i, 2i + 1), and those whose
+# files keep the order of the models they were made from.
+REORDERED = ("llama",)
+SAME_ROWS = ("qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "olmo2", "bitnet", "deepseek2")
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,26 @@ class Adapter:
     def has(self, name: str) -> bool:
         return name + A in self.source.tensors
 
+    def b_name(self, name: str, model: Source) -> str:
+        """The tensor b of matrix `name`, with its rows in the model's order.
+
+        ModelFileError: that order is not known."""
+        part = name.split(".")[-2]
+        if getattr(self.source, "rope_pairing", None) is None or getattr(model, "rope_pairing", None) is not None or \
+                part not in ("attn_q", "attn_k"):
+            return name + B
+        architecture = model.value("general.architecture", str)
+        if architecture in SAME_ROWS:
+            return name + B
+        if architecture not in REORDERED:
+            raise ModelFileError(self.source.path, f"is for a {architecture} model in a GGUF file, whose rows may have "
+                                 "another order", item=f"tensor {name + B!r}", expected="a GGUF adapter, or the model as "
+                                 "a folder")
+        heads = model.value(f"{architecture}.attention.head_count", int)
+        if part == "attn_k":
+            heads = model.value(f"{architecture}.attention.head_count_kv", int, default=heads)
+        return f"{name}{B}.pairs{heads}"
+
 
 def is_adapter(source: Source) -> bool:
     return source.metadata.get("general.type") == "adapter"
@@ -49,7 +74,7 @@ def check_adapter(adapter: Adapter, model: Source) -> None:
     architecture = model.value("general.architecture", str)
     for key, want in (("general.type", "adapter"), ("adapter.type", "lora"), ("general.architecture", architecture)):
         found = source.value(key, str, default="missing")
-        if found != want:
+        if found != want and found:                        # PEFT's folders do not say which architecture they are for
             raise ModelFileError(source.path, f"is {found}" if found == "missing" else f"is {found!r}",
                                  item=f"metadata key {key!r}", expected=repr(want))
     if "adapter.alora.invocation_tokens" in source.metadata:
@@ -92,7 +117,7 @@ class Adapted:
     def __init__(self, adapters: tuple[Adapter, ...], model: Source):
         for adapter in adapters:
             check_adapter(adapter, model)
-        self.adapters = adapters
+        self.adapters, self.model = adapters, model
         self.used: set[tuple[int, str]] = set()
 
     def declare(self, w: "Writer") -> None:
@@ -135,7 +160,7 @@ class Adapted:
     def _load(self, w: "Writer", i: int, name: str) -> None:
         self.used.add((i, name))
         w(f"LOADI rLoraA, @lora_{i}:{name}{A}")
-        w(f"LOADI rLoraB, @lora_{i}:{name}{B}")
+        w(f"LOADI rLoraB, @lora_{i}:{self.adapters[i].b_name(name, self.model)}")
 
     def check_used(self) -> None:
         """ModelFileError for a pair that the program does not apply: nothing of an adapter is left out silently."""

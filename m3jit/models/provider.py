@@ -17,6 +17,7 @@ from m3jit.models.gguf_shards import open_gguf
 from m3jit.models.hf_folder import HFFolder
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.model_source import Source
+from m3jit.models.peft_folder import PeftFolder, is_adapter_folder
 from m3jit.models.pooling import Pooling
 from m3jit.models.program import Options
 from m3jit.models.tokenizer import Tokenizer
@@ -33,7 +34,9 @@ def is_model_folder(path: str | os.PathLike) -> bool:
 
 def open_source(path: str | os.PathLike) -> Source:
     """The model at a path: a Hugging Face folder, or a GGUF file (any one of several that a model is split over).
-    ModelFileError when it is neither."""
+    ModelFileError when it is neither.  Adapters have the same forms: a folder of PEFT's, or a GGUF file."""
+    if is_adapter_folder(path):
+        return PeftFolder(path)
     return HFFolder(path) if os.path.isdir(path) else open_gguf(path)
 
 
@@ -117,7 +120,7 @@ class Models:
         if reference == "default":
             return DEFAULT_MODEL
         path = Path(reference)
-        if path.is_file() or is_model_folder(path):
+        if path.is_file() or is_model_folder(path) or is_adapter_folder(path):
             return path
         try:
             stored = store.path(reference)
