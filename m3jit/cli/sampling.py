@@ -17,6 +17,14 @@ MAX_TEMPERATURE, MIN_PENALTY, MAX_PENALTY = 1e6, 1e-6, 1e6
 _GIVEN = {"temp": "temperature"}
 
 
+def weights_options(function: Callable) -> Callable:
+    """Adds the options of how a model computes: `kv_type` (None when not given) and `lora` (a tuple)."""
+    function = click.option("--lora", multiple=True, metavar="FILE[:SCALE]",
+                            help="Apply a low-rank adapter, SCALE times [1]. Repeated: all of them.")(function)
+    return click.option("--kv-type", type=click.Choice(("f16", "bf16", "q8_0", "f32"), case_sensitive=False),
+                        help="How keys and values of the text so far are stored [f16].")(function)
+
+
 def sampling_options(function: Callable) -> Callable:
     """Adds the options; their values arrive as `sampling` (a dict of those that were given)."""
     @click.option("--max-tokens", "-n", type=click.IntRange(1, MAX_TOKENS), metavar="N", help="Most tokens to generate [256].")
@@ -29,10 +37,7 @@ def sampling_options(function: Callable) -> Callable:
                   help="Drop tokens less likely than P times the likeliest [0.05].")
     @click.option("--repeat-penalty", type=Finite(MIN_PENALTY, MAX_PENALTY), metavar="X",
                   help="Weaken recent tokens by X; 1: not at all [1].")
-    @click.option("--kv-type", type=click.Choice(("f16", "bf16", "q8_0", "f32"), case_sensitive=False),
-                  help="How keys and values of the text so far are stored [f16].")
-    @click.option("--lora", multiple=True, metavar="FILE[:SCALE]",
-                  help="Apply a low-rank adapter, SCALE times [1]. Repeated: all of them.")
+    @weights_options
     @functools.wraps(function)
     def wrapped(**options: Any) -> Any:
         given = {name: options.pop(name) for name in NAMES}
@@ -44,8 +49,8 @@ def model_options(sampling: dict[str, Any], **more: Any) -> Any:
     """The `Options` of a model's program."""
     from m3jit.models.program import Options
     values = {_GIVEN.get(name, name): value for name, value in {"temp": TEMPERATURE, **sampling}.items()}
-    if "kv_type" in values:
-        values["kv_type"] = values["kv_type"].upper()
+    if (kv_type := values.pop("kv_type", None)) is not None:
+        values["kv_type"] = kv_type.upper()
     values["adapters"] = tuple(map(_adapter, values.pop("lora", ())))
     return Options(**values, **more)
 

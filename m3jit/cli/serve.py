@@ -6,6 +6,7 @@ import os
 import click
 
 from m3jit.cli.options import Finite, Size, UsageError
+from m3jit.cli.sampling import weights_options
 
 
 @click.command(epilog="GET /health and /metrics say how it is. SIGTERM or Ctrl-C ends it in good order.")
@@ -29,11 +30,13 @@ from m3jit.cli.options import Finite, Size, UsageError
               help="How long the end waits for texts that are being generated.")
 @click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
+@weights_options
 def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[str, ...], batch: int, queue: int,
           context: int | None, chat_template: str | None, max_body: int, drain: float, threads: int | None,
-          backend: str) -> int:
+          backend: str, kv_type: str | None, lora: tuple[str, ...]) -> int:
     """Serve MODEL (a file, a name, or the embedded default) over HTTP, as OpenAI's clients expect it."""
     from m3jit.api.generation import load_model
+    from m3jit.cli.sampling import model_options
     from m3jit.cli.terminal import note
     from m3jit.models.provider import Models
     from m3jit.serve.server import Server, needs_libraries
@@ -46,7 +49,8 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
     loaded = None
     if found.generates:
         loaded = load_model(model, backend=backend, threads=threads, context=context,
-                            chat_template=_read(chat_template))
+                            chat_template=_read(chat_template),
+                            options=model_options({"kv_type": kv_type, "lora": lora}))
     server = Server(loaded, Vectors(model, backend, threads, queue), names or (os.path.basename(model),), host=host,
                     port=port, batch=batch, queue=queue, limits=Limits(keys, max_body, drain))
     note(f"serving {found.name} at {server.url}/v1")
