@@ -12,7 +12,7 @@ from m3jit.isa.fields import Hidden, PayloadReg, Reg, RegField
 from m3jit.isa.cells import CellState
 from m3jit.isa.kv import KVStream
 from m3jit.isa.table import BY_NAME, Instruction, decode, encode
-from m3jit.isa.types import Tensor
+from m3jit.isa.types import NEW_STATE, Tensor
 from m3jit.vm.vm import VM
 from tests.ops import (cases, witness_elementwise, witness_layout, witness_lora, witness_recurrent,  # noqa: F401
                        witness_reduce, witness_sampling, witness_transformer)
@@ -38,7 +38,7 @@ def instruction(row: Any, case: Any) -> tuple[Instruction, list[tuple[Reg, Any]]
         if isinstance(f, (RegField, PayloadReg)):
             if f.dest and not f.both:
                 args[f.name] = Reg(0, 100 + len(args))
-            elif v is None:
+            elif v is None or v is NEW_STATE:
                 args[f.name] = Reg(2, 0) if f.both and f.name in case.operands else None
             else:
                 r = Reg(2, 0) if isinstance(v, (KVStream, CellState)) else Reg(0, 1 + len(binds))
