@@ -47,7 +47,8 @@ class Config:
         wanted = (int, float) if kind is float else (kind,)
         if not isinstance(found, wanted) or isinstance(found, bool) and kind is not bool:
             raise self.refuse(key, f"is {str(found)[:60]!r}", f"a value of type {kind.__name__}")
-        if isinstance(found, (int, float)) and not (math.isfinite(found) and abs(found) < 2 ** 62):
+        if isinstance(found, (int, float)) and found and not (
+                1e-30 < abs(found) < 1e30 if kind is float else abs(found) < 2 ** 62):
             raise self.refuse(key, f"is {str(found)[:60]}", "an ordinary number")
         return float(found) if kind is float else found
 
@@ -83,15 +84,18 @@ class Rope:
         self.theta = own.get("rope_theta", float, whole.get("rope_theta", float, 10000.0))
         self.rotary = own.get("partial_rotary_factor", float, whole.get("partial_rotary_factor", float, 1.0))
         self.factor = own.get("factor", float, 1.0 if self.kind in ("default", "longrope") else _REQUIRED)
-        if self.theta <= 0 or self.factor <= 0 or not 0 < self.rotary <= 1:
+        if self.theta <= 1 or self.factor <= 0 or not 0 < self.rotary <= 1:
             raise whole.refuse("rope_scaling", f"has theta {self.theta}, factor {self.factor}, share {self.rotary}",
-                               "positive numbers")
+                               "theta above 1, a positive factor, a share of at most 1")
 
     @property
     def trained(self) -> int:
         """Positions before scaling."""
         key = "original_max_position_embeddings"
-        return self._own.get(key, int, self._whole.get(key, int, self._whole.get("max_position_embeddings", int)))
+        found = self._own.get(key, int, self._whole.get(key, int, self._whole.get("max_position_embeddings", int)))
+        if found < 1:
+            raise self._whole.refuse(key, f"is {found}", "at least 1")
+        return found
 
     def llama3_factors(self, head_dim: int) -> list[float]:
         """What divides each frequency: 1 for waves shorter than trained / high_freq_factor, `factor` for those longer

@@ -61,7 +61,10 @@ def add_windows(config: Config, keys: Metadata, period: int) -> None:
     if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise config.refuse("layer_types", f"has {len(kinds)} items of {', '.join(sorted(set(map(str, kinds))))[:80]}",
                             f"{layers} of full_attention and sliding_attention")
-    keys["attention.sliding_window"] = config.get("sliding_window", int)
+    window = config.get("sliding_window", int)
+    if not 1 <= window < 1 << 31:
+        raise config.refuse("sliding_window", f"is {window}", "at least 1")
+    keys["attention.sliding_window"] = window
     keys["attention.sliding_window_pattern"] = np.array([kind == "sliding_attention" for kind in kinds])
 
 

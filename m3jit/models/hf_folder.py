@@ -28,7 +28,7 @@ from m3jit.models.model_error import ModelFileError
 from m3jit.models.safetensors_file import SafetensorsSet, StoredTensor
 
 READ_DTYPES = ("F32", "F16", "BF16")
-MAX_LAYERS = 4096
+MAX_LAYERS, MAX_CONTEXT, MAX_SIZE = 4096, 1 << 31, 1 << 24
 _REQUIRED = object()
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -67,8 +67,10 @@ class HFFolder:
         self.config.need("quantization_config")
         keys = {name: value for name, (theirs, kind, required) in self.family.keys.items()
                 if (value := self.config.get(theirs, kind, *(() if required else (None,)))) is not None}
-        if not 0 < keys["block_count"] <= MAX_LAYERS:
-            raise self.config.refuse("num_hidden_layers", f"is {keys['block_count']}", f"1 to {MAX_LAYERS}")
+        for name, (theirs, kind, _) in self.family.keys.items():
+            most = {"block_count": MAX_LAYERS, "context_length": MAX_CONTEXT}.get(name, MAX_SIZE)
+            if kind is int and name in keys and not 1 <= keys[name] <= most:
+                raise self.config.refuse(theirs, f"is {keys[name]}", f"1 to {most}")
         self._made = self.family.more(self.config, keys)
         pooling, normalise = pooling_keys(folder)
         keys |= pooling

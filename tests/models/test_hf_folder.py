@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from folder_tokenizers import byte_pairs, word_pieces
 
 from m3jit.cli import main as cli
@@ -152,7 +154,7 @@ def altered(folder: Path, name: str, **changes: Any) -> Path:
     ("qwen3moe", {"num_experts": 5}, r"'blk.0.ffn_gate_inp.weight': has shape \[4, 64\]; expected shape \[5, 64\]"),
     ("roberta", {"pad_token_id": 0}, "'pad_token_id': is '0', which is not supported; expected 1"),
     ("llama", {"rope_scaling": 3}, "'rope_scaling': is '3'; expected an object"),
-    ("llama", {"rope_scaling": {"type": "linear", "factor": -1.0}}, "factor -1.0, share 1.0; expected positive"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": -1.0}}, "factor -1.0, share 1.0; expected theta above 1, a pos"),
     ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 1}},
      "low_freq_factor 4.0 and high_freq_factor 1.0"),
     ("llama", {"num_hidden_layers": 1}, "tensor 'model.layers.1..*: is no part of llama with 1 layers"),
@@ -277,3 +279,31 @@ def test_logits_need_the_matrix_that_is_said_to_be_there(tmp_path):
 def test_a_file_of_weights_points_to_its_folder(folders, capfd):
     assert cli(["run", str(folders["qwen2"] / "model.safetensors"), "--prompt", "a"]) == 1
     assert "holds weights alone; give its folder" in capfd.readouterr().err
+
+
+ODD = [None, True, False, 0, 1, 2, 3, -1, 10**30, 0.5, -0.5, 1e-300, float("inf"), float("nan"), "silu", "auto", "x", [],
+       [1], {}, ["full_attention"], ["sliding_attention"] * 2, {"rope_type": "yarn"}, {"rope_type": "yarn", "factor": 2},
+       {"rope_type": "yarn", "factor": 1e300}, {"type": "linear", "factor": 1e-300}, {"full_attention": 3},
+       {"full_attention": {"rope_type": 3}}, {"type": "longrope", "factor": 3, "short_factor": [1], "long_factor": [1]},
+       {"rope_type": "llama3", "factor": 1e-9, "low_freq_factor": 1e-9, "high_freq_factor": 1e9},
+       {"rope_type": "default", "rope_theta": 1}]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_configuration_is_compiled_or_refused(tmp_path_factory, data):
+    name = data.draw(st.sampled_from(sorted(make_tiny_folders.FOLDERS)))
+    folder = Path(tmp_path_factory.getbasetemp()) / "mutated" / name
+    if not folder.exists():
+        make_tiny_folders.write_folder(folder, name)
+        (word_pieces if name in ENCODERS else byte_pairs)(folder, 264)
+    config = dict(make_tiny_folders.FOLDERS[name][2])
+    keys = sorted({*config, "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "head_dim", "text_config",
+                   "sliding_window_pattern", "partial_rotary_factor", "original_max_position_embeddings"})
+    config |= data.draw(st.dictionaries(st.sampled_from(keys), st.sampled_from(ODD), min_size=1, max_size=2))
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        models = Models()
+        models.assembly(models.load(str(folder)))
+    except ModelFileError:
+        pass
