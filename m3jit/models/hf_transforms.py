@@ -54,7 +54,7 @@ def _without_middle(shape: Shape, keys: Keys) -> Shape:
 
 def _groups(shape: Shape, keys: Keys) -> Shape:
     groups = keys["ssm.group_count"]
-    if len(shape) != 1 or shape[0] % groups:
+    if len(shape) != 1 or groups < 1 or shape[0] % groups:
         raise ValueError(f"a shape that {groups} groups do not divide")
     return groups, shape[0] // groups
 
