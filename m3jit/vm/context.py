@@ -64,7 +64,7 @@ class Context:
     """One thread of execution inside a machine."""
     __slots__ = ("id", "index", "used", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts",
                  "model", "priority", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired",
-                 "status", "waiting_for", "interrupt", "leave", "budget", "trap", "newest_snapshot", "parks", "parked")
+                 "status", "waiting_for", "interrupt", "leave", "budget", "trap", "newest_snapshot", "parks", "parked", "ahead")
 
     def __init__(self, id: int, memory: ContextMemory, seed: int = DEFAULT_SEED, used: int = 256):
         self.id, self.index = id, 0
@@ -90,6 +90,7 @@ class Context:
         self.trap: Any = None
         self.newest_snapshot: Any = None                 # handle number of the tree's current node
         self.parks, self.parked = False, None            # stop before a compiled region; the region it stands at
+        self.ahead: Any = None                           # what a region gave for it before its turn (m3jit.vm.ahead)
 
     # -- roots ------------------------------------------------------------------------------------------------------
     def capture(self) -> Root:

@@ -18,6 +18,7 @@ from m3jit.ir.passes import PassLog, run_passes
 from m3jit.ir.passes.fuse import Group
 from m3jit.ir.tensor import Function, Node, Retired, Sym, TensorType, eval_dim
 from m3jit.isa.types import Tensor
+from m3jit.vm.ahead import companions, run_with
 from m3jit.vm.context import PARKED
 from m3jit.vm.image import entry_points
 from m3jit.vm.interpreter import PARKED_HERE
@@ -135,12 +136,15 @@ class Jit:
             ctx.parked = Parked(self, ctx, regs, region, syms)
             ctx.status, ctx.leave = PARKED, True
             return PARKED_HERE
-        if self.machine.profile is not None:
+        ahead, ctx.ahead = ctx.ahead, None
+        if ahead is not None and ahead.holds(region, regs, ctx.budget):
+            info, retired = ahead.outcome.leave()
+        elif self.machine.profile is not None:
             start = time.perf_counter()
             info, retired = region.run(regs, syms, self.stop_address, ctx.budget)
             region.seconds += time.perf_counter() - start
         else:
-            info, retired = region.run(regs, syms, self.stop_address, ctx.budget)
+            info, retired = self._enter(ctx, regs, region, syms)
         self.count(region, retired)
         ctx.retired += retired
         if info is None:
@@ -148,6 +152,21 @@ class Jit:
         if info.pc == region.region.function.entry_pc and retired == 0:
             return None                          # the first instruction itself is the interpreter's
         return info.pc
+
+    def _enter(self, ctx: Any, regs: "ContextRegisters", region: CompiledRegion, syms: dict[Sym, int]) -> tuple[Any, int]:
+        """(exit or None, retired instructions); contexts that stand at the region too are served by the way."""
+        def entry(c: Any, budget: int) -> Parked:
+            made = Parked(self, c, ContextRegisters(c, self.machine), region, {})
+            made.budget = budget
+            return made
+        others = companions(self, ctx, region, entry)
+        if others:
+            first = entry(ctx, ctx.budget)
+            first.syms = syms
+            left = run_with(first, others)
+            if left is not None:
+                return left
+        return region.run(regs, syms, self.stop_address, ctx.budget)
 
     def count(self, region: CompiledRegion, retired: int) -> None:
         """Note an entry of this machine into a region."""

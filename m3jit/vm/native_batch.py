@@ -12,7 +12,9 @@ from typing import Any, Sequence
 import numpy as np
 
 from m3jit.ir.lower import ExitInfo
+from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import Sym, eval_dim
+from m3jit.isa.kv import KVStream
 from m3jit.vm.native import ALIGN, CompiledRegion, Held, new_array, stored_shape
 
 MAX_LAYOUTS = 16
@@ -64,6 +66,27 @@ class _Share:
         return a[firsts[self.context]:firsts[self.context + 1]]
 
 
+class Outcome:
+    """One context's part of a region that was run; `leave` writes its registers."""
+    __slots__ = ("compiled", "entry", "frame", "share", "held")
+
+    def __init__(self, compiled: CompiledRegion, entry: Any, frame: np.ndarray, share: _Share, held: Held):
+        self.compiled, self.entry, self.frame, self.share, self.held = compiled, entry, frame, share, held
+
+    @property
+    def info(self) -> ExitInfo | None:
+        """The exit taken; None: abandoned."""
+        number = int(self.frame[FrameWord.EXIT])
+        return None if number == self.compiled.region.abandon else self.compiled.region.exits[number]
+
+    @property
+    def retired(self) -> int:
+        return int(self.frame[FrameWord.RETIRED])
+
+    def leave(self) -> tuple[ExitInfo | None, int]:
+        return self.compiled.leave(self.frame, self.entry.regs, self.share, self.held, self.entry.syms)
+
+
 class BatchedRegion:
     """A compiled region for several contexts.  `items`: launches made; `joined`: those another context's served."""
 
@@ -78,20 +101,35 @@ class BatchedRegion:
         """Enter with `entries` (m3jit.vm.jit.Parked); for each what `CompiledRegion.run` gives.
 
         MemoryError: nothing was done."""
-        c = self.compiled
-        commits = [c._reserve(e.regs, e.syms) if c.region.kv else {} for e in entries]
+        commits = self._reserve(entries)
         with self.lock:
-            layout = self._layout([e.syms for e in entries])
-            fresh = layout.fresh()
-            held: list[Held] = [c.fill(frame, e.regs, k, e.jit.stop_address, e.budget)
-                                for frame, e, k in zip(layout.frames, entries, commits)]
-            before = layout.call.launches
-            layout.call()
-            after = layout.call.launches
-            self.items += after[0] - before[0]
-            self.joined += after[1] - before[1]
-            return [c.leave(frame, e.regs, _Share(fresh, i), h, e.syms)
-                    for i, (frame, e, h) in enumerate(zip(layout.frames, entries, held))]
+            return [outcome.leave() for outcome in self._enter(entries, commits)]
+
+    def run_first(self, entries: Sequence[Any]) -> tuple[tuple[ExitInfo | None, int], list["Outcome"], int]:
+        """The same, leaving with the first alone: its result, the others' outcomes, the launches that were joined."""
+        commits, before = self._reserve(entries), self.joined
+        with self.lock:
+            first, *others = self._enter(entries, commits)
+            for outcome in others:
+                outcome.frame = outcome.frame.copy()           # the next entry uses the frames again
+            return first.leave(), others, self.joined - before
+
+    def _reserve(self, entries: Sequence[Any]) -> list[dict[Any, KVStream]]:
+        c = self.compiled
+        return [c._reserve(e.regs, e.syms) if c.region.kv else {} for e in entries]
+
+    def _enter(self, entries: Sequence[Any], commits: list[dict[Any, KVStream]]) -> list["Outcome"]:
+        layout = self._layout([e.syms for e in entries])
+        fresh = layout.fresh()
+        held = [self.compiled.fill(frame, e.regs, k, e.jit.stop_address, e.budget)
+                for frame, e, k in zip(layout.frames, entries, commits)]
+        before = layout.call.launches
+        layout.call()
+        after = layout.call.launches
+        self.items += after[0] - before[0]
+        self.joined += after[1] - before[1]
+        return [Outcome(self.compiled, e, frame, _Share(fresh, i), h)
+                for i, (e, frame, h) in enumerate(zip(entries, layout.frames, held))]
 
     def _layout(self, syms: list[dict[Sym, int]]) -> Layout:
         """The layout for these dimensions; the newest few are kept."""

@@ -101,6 +101,7 @@ class VM(HostStreams):
         self._first_trap: Trap | None = None
         self.error: BaseException | None = None        # what ended the run
         self.batch: Any = None                         # the `Batch` it takes part in
+        self.joined_launches = 0                       # launches that also did the work of another context's
         self._closed = False
         self.seconds = 0.0
         self.main = self.new_context()
@@ -449,7 +450,7 @@ class VM(HostStreams):
         """Counters of the run so far."""
         with self._entered():
             return {"instructions": self.retired, "seconds": self.seconds, "contexts": len(self.scheduler.contexts),
-                    "snapshots": len(self.snapshots.live()),
+                    "snapshots": len(self.snapshots.live()), "joined_launches": self.joined_launches,
                     "dropped": {r.name: r.dropped for r in [*self.rings.values(), *self.sinks.values()]
                                 if isinstance(r, Ring) and r.dropped},
                     "memory_pages": sum(p.count for p in self.main.memory.pages.values()) + self.memory.shared.count}
