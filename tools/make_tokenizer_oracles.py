@@ -40,7 +40,8 @@ def strings(count: int) -> list[str]:
     """Nasty strings: joined pieces, random code points, and long runs."""
     rng = random.Random(20260)
     pool = PIECES + SPACES * 3 + STRANGE
-    made = ["", " ", "\n", " " * 50 + "x", " " * 50, "\n" * 30, "a" * 500, "ab " * 60, "'" * 20]
+    made = ["", " ", "\n", " " * 50 + "x", " " * 50, "\n" * 30, "a" * 500, "ab " * 60, "'" * 20,
+            " ".join(f"it'{end}{letter}" for end in ("s", "t", "m", "d", "re") for letter in "abcdefgh")]
     while len(made) < count * 3 // 4:
         made.append("".join(rng.choices(pool, k=rng.choice([1, 2, 3, 5, 8, 15]))))
     while len(made) < count:

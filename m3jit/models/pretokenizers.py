@@ -54,12 +54,13 @@ _FALCON = (r"[<P>$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]")
 _BLOOM = " ?[^(<S>|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 # A word starts with capitals or ends with small letters; of letters outside ASCII either may stand in both places.
 _CAPITAL, _SMALL = "[<L>&&[^a-z]]", "[<L>&&[^A-Z]]"
+_CAPITAL_MARKED, _SMALL_MARKED = "[<L><M>&&[^a-z]]", "[<L><M>&&[^A-Z]]"
 _OWN = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?"
 
 
-def _by_case(contraction: str, digits: str) -> str:
-    return "|".join((rf"[^\r\n<L><N>]?{_CAPITAL}*{_SMALL}+{contraction}",
-                     rf"[^\r\n<L><N>]?{_CAPITAL}+{_SMALL}*{contraction}",
+def _by_case(contraction: str, digits: str, capital: str = _CAPITAL, small: str = _SMALL) -> str:
+    return "|".join((rf"[^\r\n<L><N>]?{capital}*{small}+{contraction}",
+                     rf"[^\r\n<L><N>]?{capital}+{small}*{contraction}",
                      digits, r" ?[^<S><L><N>]+[\r\n/]*|[<S>]*[\r\n]+|[<S>]+(?![^<S>])|[<S>]+"))
 
 
@@ -72,6 +73,11 @@ _DEEPSEEK_CODER = (r"[\r\n]", "[<S>]?[<L>]+", "[<S>]?[<P>]+", _IDEOGRAPHS, "[<N>
 _DEEPSEEK3 = ("[<N>]{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+",
               r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n<L><P><Y>]?[<L><M>]+"
               r"| ?[<P><Y>]+[\r\n]*|[<S>]*[\r\n]+|[<S>]+(?![^<S>])|[<S>]+")
+
+
+_SPARK = (*_DEEPSEEK3[:2], _DEEPSEEK3[2].replace(r"[<P><Y>]+[\r\n]*|[<S>]*[\r\n]+", r"[<P><Y>]+|[\r\n]"), "[<N>]")
+_UFAKZEKA = _QWEN2[_QWEN2.index(r"[^\r\n<L>"):]          # Turkish suffixes stand behind apostrophes, too
+_LINES = r"[^\n]+|[\n]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +112,13 @@ _FAMILIES: dict[PreTokenizer, str] = {
     PreTokenizer((_SEED,)): "seed-coder",
     PreTokenizer((_EXAONE_MOE,)): "exaone-moe",
     PreTokenizer(("[<N>]{1,3}", _LLAMA3.replace("[<N>]{1,3}", "[<N>]+")), whole_words=True): "minicpm5",
+    PreTokenizer((_LINES, _QWEN2)): "laguna",
+    PreTokenizer((_UFAKZEKA,)): "ufakzeka",
+    PreTokenizer(_SPARK): "spark2_5",
     PreTokenizer(_FALCON): "falcon",
     PreTokenizer((_by_case(_OWN, "[<N>]{1,3}"),)): "gpt-4o llama4 kanana2 talkie minimax-m2",
+    PreTokenizer((_by_case(_OWN, "[<N>]{1,3}", _CAPITAL_MARKED, _SMALL_MARKED),), whole_words=True):
+        "granite-embed-multi-97m",
     PreTokenizer((_by_case("", "[<N>]"),), whole_words=True, add_bos=True): "tekken",
     PreTokenizer(_DEEPSEEK): "deepseek-llm",
     PreTokenizer(_DEEPSEEK_CODER): "deepseek-coder",

@@ -161,7 +161,7 @@ def write_word_pieces(path: Path, lowercase: bool = True) -> None:
 # One of each family of pre-tokenisers.
 PROBES = ("default", "gpt-2", "smollm", "llama-bpe", "qwen2", "glm4", "jais-2", "qwen35", "seed-coder", "exaone-moe",
           "minicpm5", "falcon", "gpt-4o", "tekken", "deepseek-llm", "deepseek-coder", "deepseek-v3",
-          "bloom", "viking", "dbrx")
+          "bloom", "viking", "dbrx", "laguna", "ufakzeka", "spark2_5", "granite-embed-multi-97m")
 VARIANTS = {
     "smollm": lambda path: write_byte_pairs(path, "smollm"),
     "gpt-2": lambda path: write_byte_pairs(path, "gpt-2", add_eos=True, user_defined=("Ġthe", "Hello", "ing")),
