@@ -11,6 +11,7 @@ import m3jit
 from m3jit.isa.types import Tensor
 from m3jit.vm.batch import Batch
 from tests.api.outcomes import exact
+from tests.api.random_programs import array, generate
 from tests.backends.cpu_engines import LEVELS
 
 COLUMNS = 48
@@ -87,3 +88,35 @@ def test_each_machine_ends_as_it_does_alone(level, seeds):
         joined += batch.stats["joined_launches"]
     assert joined > 10                                         # launches did serve several machines
     assert failed or level != "native"
+
+
+def with_inputs(p, code: m3jit.Program, seed: int) -> m3jit.VM:
+    """A machine of a random straight program with values of its own in the inputs, of the same types and shapes."""
+    rng = random.Random(seed)
+    vm = m3jit.VM(code, backend="cpu", threads=1 + seed % 3)
+    for item, value in zip(p.inputs, p.arguments):
+        if item.kind == "tensor" and item.dtype is not None and not item.dtype.is_block:
+            value = array(rng, item.dtype, item.shape)
+        vm.set(item.value.name, value)
+    return vm
+
+
+def straight(seed: int) -> int:
+    """Machines of a random straight program, alone and together; how many launches were joined."""
+    p = generate(seed, length=40, mixed=seed % 4 == 2)
+    code = p.builder.build()
+    seeds = [100 * seed + i for i in range(2 + seed % 4)]
+    alone, together, batch = [with_inputs(p, code, s) for s in seeds], [with_inputs(p, code, s) for s in seeds], Batch()
+    for vm in alone:
+        vm.run()
+    members = [batch.add(vm) for vm in together]
+    batch.run()
+    assert [m.error for m in members] == [None] * len(seeds)
+    for one, other in zip(alone, together):
+        assert ended(other) == ended(one), seed
+    return batch.stats["joined_launches"]
+
+
+def test_straight_programs_of_all_types():
+    """Every kind of tensor instruction the generator draws, every dtype; shapes with 1 and odd numbers."""
+    assert sum(straight(seed) for seed in range(8)) > 80
