@@ -41,6 +41,11 @@ MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "expand": 2, "conv_kernel": 
 HYBRID = {"hidden_act": "silu", "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
           "tie_word_embeddings": True}
 
+DEEPSEEK = {"hidden_act": "silu", "attention_bias": False, "num_key_value_heads": 4, "kv_lora_rank": 24,
+            "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 4, "n_shared_experts": 2,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 1, "n_group": 1,
+            "topk_group": 1, "routed_scaling_factor": 1.5, "tie_word_embeddings": False}
+
 # Name -> (how tensors are stored, files, config.json).
 FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("F32", 1, BASE | {
@@ -107,6 +112,17 @@ FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
         "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
         "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 8,
         "attention_bias": False}),
+    "deepseek-v2": ("F32", 1, BASE | DEEPSEEK | {
+        "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "q_lora_rank": None,
+        "norm_topk_prob": False, "topk_method": "greedy", "rope_theta": 10000.0}),
+    "deepseek-v3": ("F32", 1, BASE | DEEPSEEK | {
+        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "q_lora_rank": 20,
+        "norm_topk_prob": True, "rope_interleave": True, "rope_theta": 10000.0, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
+            "mscale_all_dim": 1.0}}),
+    "bitnet": ("F32", 1, BASE | {
+        "model_type": "bitnet", "architectures": ["BitNetForCausalLM"], "hidden_act": "relu2", "rope_theta": 10000.0,
+        "attention_bias": False, "tie_word_embeddings": True}),
     "bert": ("F32", 1, BERT | {"model_type": "bert", "architectures": ["BertModel"]}),
     "roberta": ("F32", 1, BERT | {
         "model_type": "roberta", "architectures": ["RobertaModel"], "max_position_embeddings": 66, "pad_token_id": 1,
@@ -134,7 +150,8 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
         found["lm_head.weight"] = (vocab, width)
     for i in range(config["num_hidden_layers"]):
         layer = {"norm.weight": (width,), **mixer_shapes("mixer.", config, "", i)} if alone else \
-            hybrid_shapes(config, i) if kind in ("jamba", "granitemoehybrid") else layer_shapes(config)
+            hybrid_shapes(config, i) if kind in ("jamba", "granitemoehybrid") else \
+            latent_shapes(config, i) if kind.startswith("deepseek") else layer_shapes(config)
         found |= {f"{base}layers.{i}.{part}": shape for part, shape in layer.items()}
     return found
 
@@ -199,10 +216,34 @@ def layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         found |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
     if kind == "olmo2":
         found |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
+    if kind == "bitnet":
+        found |= {"self_attn.attn_sub_norm.weight": (q,), "mlp.ffn_sub_norm.weight": (ffn,)}
     norms = ["post_attention_layernorm"] + (["input_layernorm"] if kind != "olmo2" else [])
     norms += ["post_feedforward_layernorm"] if kind in ("olmo2", "gemma2", "gemma3_text") else []
     norms += ["pre_feedforward_layernorm"] if kind in ("gemma2", "gemma3_text") else []
     return found | {f"{norm}.weight": (width,) for norm in norms}
+
+
+def latent_shapes(config: dict[str, Any], i: int) -> dict[str, tuple[int, ...]]:
+    """Of a layer of DeepSeek's."""
+    width, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    nope, rotary, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    q, q_rank = heads * (nope + rotary), config["q_lora_rank"]
+    found: dict[str, tuple[int, ...]] = {
+        "self_attn.kv_a_proj_with_mqa.weight": (rank + rotary, width), "self_attn.kv_a_layernorm.weight": (rank,),
+        "self_attn.kv_b_proj.weight": (heads * (nope + value), rank), "self_attn.o_proj.weight": (width, heads * value),
+        "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,)}
+    found |= {"self_attn.q_a_proj.weight": (q_rank, width), "self_attn.q_a_layernorm.weight": (q_rank,),
+              "self_attn.q_b_proj.weight": (q, q_rank)} if q_rank else {"self_attn.q_proj.weight": (q, width)}
+    dense = i < config["first_k_dense_replace"]
+    ffn = config["intermediate_size"] if dense else config["n_shared_experts"] * config["moe_intermediate_size"]
+    found |= {f"mlp.{'' if dense else 'shared_experts.'}{n}_proj.weight": (width, ffn) if n == "down" else (ffn, width)
+              for n in ("gate", "up", "down")}
+    if not dense:
+        found |= expert_shapes(config | {"num_experts": config["n_routed_experts"]})
+        if config["model_type"] == "deepseek_v3":
+            found["mlp.gate.e_score_correction_bias"] = (config["n_routed_experts"],)
+    return found
 
 
 def expert_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

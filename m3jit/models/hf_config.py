@@ -123,13 +123,18 @@ class Rope:
             found.append(factors)
         return found[0], found[1]
 
-    def yarn_keys(self) -> dict[str, float | int | str]:
-        """Keys of yarn.  attn_factor: what is left of the magnitude beside 1 + 0.1 ln factor, which is understood."""
-        for key in ("mscale", "mscale_all_dim"):
-            self._own.need(key)
+    def yarn_keys(self, latent: bool = False) -> dict[str, float | int | str]:
+        """Keys of yarn.  attn_factor: what is left of the magnitude beside 1 + 0.1 ln factor, which is understood.
+
+        latent: latent attention, whose scores are multiplied by (1 + 0.1 mscale ln factor)^2 instead."""
+        both = [self._own.get(key, float, 0.0) for key in ("mscale", "mscale_all_dim")]
+        if both[0] != both[1] or bool(both[0]) != latent:
+            raise self._whole.refuse("rope_scaling", f"has mscale {both[0]} and mscale_all_dim {both[1]}",
+                                     "equal ones" if latent else "none")
         self._own.need("truncate", True)
         usual = 1.0 + 0.1 * math.log(self.factor) if self.factor > 1 else 1.0
-        return {"rope.scaling.type": "yarn", "rope.scaling.factor": self.factor,
+        more = {"rope.scaling.yarn_log_multiplier": 0.1 * both[1]} if both[1] else {}
+        return {**more, "rope.scaling.type": "yarn", "rope.scaling.factor": self.factor,
                 "rope.scaling.original_context_length": self.trained,
                 "rope.scaling.attn_factor": self._own.get("attention_factor", float, usual) / usual,
                 "rope.scaling.yarn_beta_fast": self._own.get("beta_fast", float, 32.0),

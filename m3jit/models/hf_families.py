@@ -12,6 +12,7 @@ from m3jit.models.hf_config import Config
 from m3jit.models.hf_encoders import ENCODERS
 from m3jit.models.hf_family import (DECODER_TENSORS, GEMMA_NORMS, HEAD_NORMS, POST_NORMS, Family, Made,
                                     Metadata, Part, add_rope, head_dim)
+from m3jit.models.hf_latent import LATENT
 from m3jit.models.hf_recurrent import RECURRENT
 
 
@@ -93,6 +94,13 @@ def gemma3(config: Config, keys: Metadata) -> Made:
     return made
 
 
+def bitnet(config: Config, keys: Metadata) -> Made:
+    """Weights as they are stored: what quantises them on the way (`quantization_config`) is refused."""
+    config.need("hidden_act", "silu", "relu2")
+    keys["hidden_activation"] = config.get("hidden_act", str)
+    return add_rope(config, keys)
+
+
 def experts(gate: str, parts: tuple[str, str, str]) -> dict[str, Part]:
     """Tensors of a router and of experts: gate, up and down."""
     return {gate: "blk.{}.ffn_gate_inp.weight", **{
@@ -123,6 +131,10 @@ FAMILIES: dict[str, Family] = {
         "layers.{}.self_attn.qkv_proj.weight": "blk.{}.attn_qkv.weight",
         "layers.{}.mlp.gate_up_proj.weight": "blk.{}.ffn_up.weight"}, llama),
     "olmo2": Family("olmo2", DECODER_TENSORS | POST_NORMS | HEAD_NORMS, plain),
+    "bitnet": Family("bitnet", DECODER_TENSORS | {
+        "layers.{}.self_attn.attn_sub_norm.weight": "blk.{}.attn_sub_norm.weight",
+        "layers.{}.mlp.ffn_sub_norm.weight": "blk.{}.ffn_sub_norm.weight"}, bitnet),
+    **LATENT,
     **ENCODERS,
     **RECURRENT,
 }

@@ -55,7 +55,8 @@ class Family:
     architecture: its name there, and the prefix of its keys.  tensors: name in the folder, without `prefixes`, -> name
     (a second "{}" numbers experts).  defaults: values of config.json that its authors leave out.  one_plus: gains are
     stored as w, meaning 1 + w.
-    ignored: beginnings of tensor names that a program for text does not need.
+    rope_pairing: "NEOX" for pairs (i, i + d/2), "NORM" for (2i, 2i + 1).  ignored: beginnings of tensor names that a
+    program for text does not need.
     more: further keys (without the architecture's prefix) and tensors made from the configuration; checks the rest."""
     architecture: str
     tensors: Mapping[str, Part]
@@ -63,6 +64,7 @@ class Family:
     keys: KeyTable = field(default_factory=lambda: DECODER_KEYS)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     one_plus: bool = False
+    rope_pairing: str = "NEOX"
     prefixes: tuple[str, ...] = ("model.", "")
     ignored: tuple[str, ...] = ()
 
@@ -73,9 +75,10 @@ def head_dim(config: Config) -> int:
     return config.get("head_dim", int, config.get("hidden_size", int) // max(1, heads))
 
 
-def add_rope(config: Config, keys: Metadata) -> Made:
-    """The keys and tensors of the rotation."""
-    rope, dim = config.rope("full_attention"), head_dim(config)
+def add_rope(config: Config, keys: Metadata, rotary: int = 0, latent: bool = False) -> Made:
+    """The keys and tensors of the rotation.  rotary: elements it turns, where that is not the head.  latent: as
+    `Rope.yarn_keys`."""
+    rope, dim = config.rope("full_attention"), rotary or head_dim(config)
     keys["rope.freq_base"] = rope.theta
     if rope.rotary != 1.0:
         keys["rope.dimension_count"] = int(dim * rope.rotary)
@@ -83,7 +86,7 @@ def add_rope(config: Config, keys: Metadata) -> Made:
     if rope.kind == "linear":
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope.factor}
     if rope.kind == "yarn":
-        keys |= rope.yarn_keys()
+        keys |= rope.yarn_keys(latent)
     if rope.kind == "llama3":
         return {"rope_freqs.weight": np.array(rope.llama3_factors(dim), np.float32)}
     if rope.kind == "longrope":

@@ -56,13 +56,12 @@ class FolderTensor:
 class HFFolder:
     """The model in a folder.  ModelFileError names what is missing, damaged or not supported."""
 
-    rope_pairing = "NEOX"
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         folder = Path(path)
         self.config = Config.read(folder)
         self.family = self._family()
+        self.rope_pairing = self.family.rope_pairing
         self.config.defaults = dict(self.family.defaults)
         self.config.need("quantization_config")
         keys = {name: value for name, (theirs, kind, required) in self.family.keys.items()

@@ -102,10 +102,16 @@ def test_a_folder_runs_as_any_model_does(folders, tmp_path, capfd):
     assert vm.get("rP").data.tobytes() == models.compile(models.load(str(folder)))
 
 
+RENAMED = {".dt_bias": ".dt_proj.bias", "shared_mlp.output_linear": "mlp.down_proj", "attn_sub_norm": "inner_attn_ln",
+           "ffn_sub_norm": "ffn_layernorm", "e_score_correction_bias": "e_score_correction.bias"}
+
+
 def converted(name: str) -> str:
-    """A tensor's name as converters rename it before they look it up: experts merged, and two further names."""
-    name = re.sub(r"\.experts\.\d+\.", ".experts.", name).replace(".dt_bias", ".dt_proj.bias")
-    return name.replace("shared_mlp.output_linear", "mlp.down_proj")
+    """A tensor's name as converters rename it before they look it up; experts are merged."""
+    name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+    for old, new in RENAMED.items():
+        name = name.replace(old, new)
+    return name
 
 
 @pytest.mark.parametrize("name", make_tiny_folders.FOLDERS)
@@ -131,7 +137,7 @@ def altered(folder: Path, name: str, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("name, changes, message", [
-    ("llama", {"model_type": "t5"}, "'model_type': is 't5', which is not supported; expected one of bert, camembert"),
+    ("llama", {"model_type": "t5"}, "'model_type': is 't5', which is not supported; expected one of bert, bitnet, camembert"),
     ("llama", {"model_type": None}, "'model_type': is missing; expected a value of type str"),
     ("llama", {"hidden_act": "gelu"}, "'hidden_act': is 'gelu', which is not supported; expected 'silu'"),
     ("llama", {"num_hidden_layers": "2"}, "'num_hidden_layers': is '2'; expected a value of type int"),
@@ -142,7 +148,7 @@ def altered(folder: Path, name: str, **changes: Any) -> Path:
     ("llama", {"quantization_config": {"bits": 4}}, "'quantization_config': is .*; expected no such key"),
     ("llama", {"rope_scaling": {"rope_type": "dynamic"}}, "type 'dynamic', which is not supported; expected one of default"),
     ("llama", {"rope_scaling": {"type": "linear"}}, "'factor': is missing"),
-    ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 2.0}}, "'mscale': is '2.0'"),
+    ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 2.0}}, "mscale 2.0 and mscale_all_dim 0.0; expected none"),
     ("mamba", {"use_bias": True}, "'use_bias': is 'True', which is not supported; expected False"),
     ("mamba2", {"time_step_limit": [0.1, 0.2]}, "'time_step_limit': is '.0.1, 0.2.'"),
     ("mamba2", {"n_groups": 0}, "norm.weight': has a shape that 0 groups do not divide"),
@@ -156,6 +162,10 @@ def altered(folder: Path, name: str, **changes: Any) -> Path:
     ("qwen3moe", {"norm_topk_prob": False}, "'norm_topk_prob': is 'False', which is not supported"),
     ("qwen3moe", {"mlp_only_layers": [0]}, "'mlp_only_layers': is"),
     ("qwen3moe", {"num_experts": 5}, r"'blk.0.ffn_gate_inp.weight': has shape \[4, 64\]; expected shape \[5, 64\]"),
+    ("deepseek-v2", {"n_group": 2}, "'n_group': is '2', which is not supported; expected 1"),
+    ("deepseek-v2", {"topk_method": "group_limited_greedy"}, "'topk_method': is 'group_limited_greedy'"),
+    ("deepseek-v3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "mscale 0.0 and mscale_all_dim 0.0; expected"),
+    ("bitnet", {"hidden_act": "gelu"}, "'hidden_act': is 'gelu', which is not supported; expected 'silu' or 'relu2'"),
     ("roberta", {"pad_token_id": 0}, "'pad_token_id': is '0', which is not supported; expected 1"),
     ("llama", {"rope_scaling": 3}, "'rope_scaling': is '3'; expected an object"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": -1.0}}, "factor -1.0, share 1.0; expected theta above 1, a pos"),
