@@ -29,6 +29,9 @@ from m3jit.vm.sources import END, Source
 from m3jit.vm.vm import VM
 
 
+KEPT = 64                           # snapshots before messages that a conversation holds
+
+
 class ContextFull(UserError):
     """The conversation has more tokens than the model's context."""
 
@@ -208,6 +211,7 @@ class Conversation:
             self._go_back(before)
             return
         self._points.append(before)
+        del self._points[1:-KEPT]                      # further back, `undo` computes again
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": spoken.strip()}]
         tokens = whole + tuple(answer.tokens)
         # Behind a stop string the state holds what the message does not.

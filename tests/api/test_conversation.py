@@ -106,6 +106,16 @@ def test_undo_and_reset(model):
     assert answer(talk, "And you?") == second
 
 
+def test_undo_beyond_the_snapshots_that_are_kept(model, monkeypatch):
+    monkeypatch.setattr("m3jit.api.conversation.KEPT", 2)
+    talk = conversation(model)
+    said = [answer(talk, text) for text in ("Hello", "And you?", "Why?", "When?")]
+    assert len(talk._points) == 3
+    for _ in range(3):
+        assert talk.undo()
+    assert len(talk.messages) == 2 and answer(talk, "And you?") == said[1] and answer(talk, "Why?") == said[2]
+
+
 @pytest.mark.parametrize("template", [FORGETFUL, TRIMMING])
 def test_a_template_that_rewrites_the_past(model, template):
     talk = conversation(model, chat_template=template)
