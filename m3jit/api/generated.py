@@ -106,7 +106,7 @@ class GeneratedText:
     def _choice(self, token: int, logprob: float) -> Choice:
         try:
             data = self._model.decode_bytes(token)
-        except IndexError:                             # a row of padding in the model's vocabulary
+        except LookupError:                             # a row of padding in the model's vocabulary
             data = b""
         return Choice(token, data, logprob)
 

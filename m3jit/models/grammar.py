@@ -151,15 +151,14 @@ def _from_gbnf(text: str) -> str:
 
 
 def _library_tokenizer(module: Any, tokenizer: Any, vocabulary: int) -> Any:
-    from m3jit.models.vocabulary import TokenKind
-    kinds = tokenizer.vocabulary.kinds
-    hidden = [i for i in range(len(tokenizer)) if int(kinds[i]) in (TokenKind.CONTROL, TokenKind.UNKNOWN)]
+    texts = [tokenizer.decode_bytes(i, special=True) for i in range(len(tokenizer))]
+    hidden = [i for i, text in enumerate(texts) if text and not tokenizer.decode_bytes(i)]
 
     class Tokens:
         """What llguidance asks of a tokeniser."""
         eos_token_id = sorted(tokenizer.ends)[0]
         bos_token_id = tokenizer.bos
-        tokens = [tokenizer.decode_bytes(i, special=True) for i in range(len(tokenizer))]
+        tokens = texts
         special_token_ids = sorted({*hidden, *tokenizer.ends})
 
         def __call__(self, text: str | bytes) -> list[int]:

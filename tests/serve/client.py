@@ -87,6 +87,11 @@ class Running:
         gc.collect()
         return not any(machine() is not None for machine in self.machines)
 
+    @property
+    def made(self) -> int:
+        """Tokens generated so far."""
+        return self.engine.metrics._counters["m3jit_generated_tokens_total"][1]
+
     def metric(self, name: str) -> float:
         """The value of a line of /metrics."""
         text = self.request("GET", "/metrics")[2].decode()
@@ -141,6 +146,11 @@ class Gate:
     def rounds(self, n: int) -> None:
         """Allow so many more."""
         self.permits.release(n)
+
+    def one_more(self) -> None:
+        """Allow one, unless one is allowed already."""
+        if not self.permits._value:
+            self.permits.release()
 
     def release(self) -> None:
         """Allow all."""
