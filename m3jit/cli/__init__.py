@@ -59,6 +59,7 @@ def _run(argv: Sequence[str] | None) -> int:
         with warnings.catch_warnings(), \
                 group.make_context("m3jit", list(sys.argv[1:] if argv is None else argv)) as context:
             warnings.showwarning = _show_warning
+            warnings.simplefilter("default", UserWarning)
             result = group.invoke(context)
     except Exit as done:                               # --help and --version
         return done.exit_code
