@@ -86,11 +86,12 @@ class Pages:
         self.base = b.ptr("base", access, self.type)
         self.table = None if g.dense else b.ptr("table", "r", "i64")
         self.turned: Buffer | None = None              # a block's shared values, in scratch
+        self.stride = 16 * (-(-g.value_dim // 16) | 1)  # of its rows: an odd number of cache lines, as columns are written
 
     def scratch(self) -> None:
         """Before `values` of shared ones."""
         if self.g.shared:
-            self.turned = self.b.scratch("values", "f32", BLOCK * self.g.value_dim)
+            self.turned = self.b.scratch("values", "f32", BLOCK * self.stride)
 
     def keys(self, block: Value, kv_head: Value) -> Buffer:
         """K of a head in a page, [head_dim][64]."""
@@ -126,7 +127,7 @@ class Pages:
         if not g.shared:
             return keys.at(g.key_bytes)
         turned, lane = self.turned, b.cvt(b.lane, "i64")
-        self.each_feature(keys, g.value_dim, lambda d, k: b.store("f32", turned, lane * g.value_dim + d, k))
+        self.each_feature(keys, g.value_dim, lambda d, k: b.store("f32", turned, lane * self.stride + d, k))
         b.sync()
         return turned
 
@@ -134,10 +135,9 @@ class Pages:
         """64 elements of the value of key j of the block."""
         b, g = self.b, self.g
         mask = chunk_mask(b, g.value_dim, chunk)
-        at = j * g.value_dim + 64 * chunk
         if g.shared:
-            return b.load_lanes("f32", values, at, mask)
-        v = b.load_lanes(self.type, values, at, mask, ahead=ahead)
+            return b.load_lanes("f32", values, j * self.stride + 64 * chunk, mask)
+        v = b.load_lanes(self.type, values, j * g.value_dim + 64 * chunk, mask, ahead=ahead)
         if not self.scaled:
             return v
         scales, per_row = self.scales(values, g.value_dim), scale_count(g.value_dim)
