@@ -21,7 +21,7 @@ from m3jit.errors import UserError
 @click.option("--reference", metavar="TEXT",
               help="How the program names its weights: a file, a model's name [MODEL; files by their full path].")
 def compile_model(model: str, output: str, sampling: dict[str, Any], seed: int | None, reference: str | None) -> int:
-    """Compile MODEL (.gguf, a model's name, or "default") to bytecode that senses a prompt and streams text.
+    """Compile MODEL (.gguf, a folder, a model's name, or "default") to bytecode that senses a prompt and streams text.
 
     The weights stay in the model file; the program names it.
     """

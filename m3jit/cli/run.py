@@ -51,7 +51,8 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
               help='Print each region\'s IR after a pass ("lift": before all, "all": after each).')
 @click.option("--checked", is_flag=True, help="Verify IR after each pass; run each region on the interpreter as well.")
 def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
-    """Run WHAT: a program (.m3b or .m3asm), a model file (.gguf) or the name of a model (`m3jit model list`).
+    """Run WHAT: a program (.m3b or .m3asm), a model file (.gguf), a model's folder (with a config.json) or the name of a
+    model (`m3jit model list`).
 
     Without WHAT, the embedded default model continues the prompt.
     """
@@ -96,6 +97,9 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
     model = models.load(found.reference)
     compiled = model_options(sampling, context=options["context"])
     if not model.generates:
+        if sys.stdout.isatty():
+            raise UserError(f"{found.reference}: gives vectors, not text; `m3jit embed {found.reference} TEXT` prints them "
+                            "(run writes an array, .npy, to a file or a pipe)")
         text = _prompt(found, prompts, options)
         program = models.models.program(model, found.reference, compiled)
         return _run(_machine(program, models, limit, options), program, [text], options)

@@ -1,6 +1,7 @@
 """`m3jit embed`: texts from the command line and standard input, JSON and arrays, wrong usage."""
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -67,3 +68,14 @@ def test_the_default_model_gives_vectors_too(capfd):
     found = call(capfd, "embed", "default", "It is a truth", "--pooling", "last")
     vector = np.array(json.loads(found.out))
     assert found.code == 0 and abs(np.linalg.norm(vector) - 1) < 1e-5
+
+
+def test_run_writes_an_array(bert, capfdbinary, monkeypatch):
+    """To a pipe; a terminal is shown how to see vectors."""
+    from m3jit.cli import main
+    assert main(["run", str(bert), "--prompt", TEXTS[0]]) == 0
+    found = np.load(io.BytesIO(capfdbinary.readouterr().out))
+    assert np.array_equal(found, m3jit.load_embedder(bert).embed(TEXTS[0]))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main(["run", str(bert), "--prompt", TEXTS[0]]) == 1
+    assert b"gives vectors, not text; `m3jit embed" in capfdbinary.readouterr().err
