@@ -1,9 +1,10 @@
 """Prints the speed of state-space models beside llama.cpp's, in the same minutes.
 
-    python -m benchmarks.mamba --peer-python PYTHON [--folder DIR] [--rows mamba-q8_0,mamba2-f32,...] [--threads N]
+    python -m benchmarks.mamba --peer-python PYTHON [--folder DIR] [--rows mamba-q8_0-130m,...] [--threads N]
 
 The models have the shapes of Mamba-130M and Mamba-2-130M (24 layers of width 768, 1536 channels; 16 states a channel,
-or 128 in 24 heads) and random weights; they are made in --folder when they are not there.  Rates are medians of
+or 128 in 24 heads), or of a model of letters with 0.33 million parameters (4 layers of width 96, F32), and random
+weights; they are made in --folder when they are not there.  Rates are medians of
 alternating pairs; a row whose peer is missing has no verdict.
 """
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import statistics
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,32 +24,48 @@ from benchmarks.language import pairs_of, spread
 from benchmarks.models import BLOCKS, SPREAD
 from benchmarks.table import Row, machine
 
-LAYERS, WIDTH, CHANNELS, TAPS, VOCABULARY, CONTEXT = 24, 768, 1536, 4, 50280, 8192
-RANK, HEADS, STATES = 48, 24, {"mamba": 16, "mamba2": 128}
+TAPS, CONTEXT, HEADS = 4, 8192, 24
 TARGETS = {"generate": 1.0, "prompt": 1.0}
-MODELS = {f"{arch}-{kind.lower()}": (arch, kind) for arch in STATES for kind in ("Q8_0", "F32")}
 
 
-def write(path: Path, arch: str, kind: str, seed: int = 1) -> None:
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model; there are twice as many channels as the width."""
+    arch: str
+    kind: str
+    states: int
+    layers: int = 24
+    width: int = 768
+    rank: int = 48
+    vocabulary: int = 50280
+
+
+MODELS = {f"{arch}-{kind.lower()}-130m": Shape(arch, kind, states)
+          for arch, states in (("mamba", 16), ("mamba2", 128)) for kind in ("Q8_0", "F32")}
+MODELS["mamba-f32-letters"] = Shape("mamba", "F32", 16, layers=4, width=96, rank=6, vocabulary=512)
+
+
+def write(path: Path, s: Shape, seed: int = 1) -> None:
     """A model with random weights; its vocabulary is 256 bytes and made-up words."""
     import gguf
+    arch, kind, n, channels = s.arch, s.kind, s.states, 2 * s.width
     writer = gguf.GGUFWriter(str(path), arch)
-    rng, n = np.random.default_rng(seed), STATES[arch]
+    rng = np.random.default_rng(seed)
     writer.add_name("random weights")
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
+    writer.add_embedding_length(s.width)
+    writer.add_block_count(s.layers)
     writer.add_feed_forward_length(0)
     writer.add_head_count(0)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCABULARY)
+    writer.add_vocab_size(s.vocabulary)
     writer.add_ssm_conv_kernel(TAPS)
-    writer.add_ssm_inner_size(CHANNELS)
+    writer.add_ssm_inner_size(channels)
     writer.add_ssm_state_size(n)
-    writer.add_ssm_time_step_rank(HEADS if arch == "mamba2" else RANK)
+    writer.add_ssm_time_step_rank(HEADS if arch == "mamba2" else s.rank)
     if arch == "mamba2":
         writer.add_ssm_group_count(1)
-    words = [f"▁w{i}" for i in range(VOCABULARY - 259)]
+    words = [f"▁w{i}" for i in range(s.vocabulary - 259)]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words])
     writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(words))])
@@ -64,27 +82,27 @@ def write(path: Path, arch: str, kind: str, seed: int = 1) -> None:
 
     def floats(name: str, values: np.ndarray) -> None:
         writer.add_tensor(name, values.astype(np.float32))
-    matrix("token_embd.weight", VOCABULARY, WIDTH)
-    floats("output_norm.weight", np.ones(WIDTH))
-    mixed = CHANNELS + 2 * n * (arch == "mamba2")
-    for i in range(LAYERS):
+    matrix("token_embd.weight", s.vocabulary, s.width)
+    floats("output_norm.weight", np.ones(s.width))
+    mixed = channels + 2 * n * (arch == "mamba2")
+    for i in range(s.layers):
         b = f"blk.{i}."
-        floats(b + "attn_norm.weight", np.ones(WIDTH))
-        matrix(b + "ssm_in.weight", CHANNELS + mixed + HEADS if arch == "mamba2" else 2 * CHANNELS, WIDTH)
+        floats(b + "attn_norm.weight", np.ones(s.width))
+        matrix(b + "ssm_in.weight", channels + mixed + HEADS if arch == "mamba2" else 2 * channels, s.width)
         floats(b + "ssm_conv1d.weight", rng.standard_normal((mixed, TAPS)) / 2)
         floats(b + "ssm_conv1d.bias", np.zeros(mixed))
-        matrix(b + "ssm_out.weight", WIDTH, CHANNELS)
+        matrix(b + "ssm_out.weight", s.width, channels)
         if arch == "mamba2":
-            floats(b + "ssm_norm.weight", np.ones((1, CHANNELS)))
+            floats(b + "ssm_norm.weight", np.ones((1, channels)))
             floats(b + "ssm_dt.bias", rng.uniform(-5, -1, HEADS))
             floats(b + "ssm_a", -rng.uniform(1, 16, (HEADS, 1)))
             floats(b + "ssm_d", np.ones((HEADS, 1)))
         else:
-            matrix(b + "ssm_x.weight", RANK + 2 * n, CHANNELS)
-            matrix(b + "ssm_dt.weight", CHANNELS, RANK)
-            floats(b + "ssm_dt.bias", rng.uniform(-5, -1, CHANNELS))
-            floats(b + "ssm_a", -np.tile(np.arange(1, n + 1), (CHANNELS, 1)))
-            floats(b + "ssm_d", np.ones(CHANNELS))
+            matrix(b + "ssm_x.weight", s.rank + 2 * n, channels)
+            matrix(b + "ssm_dt.weight", channels, s.rank)
+            floats(b + "ssm_dt.bias", rng.uniform(-5, -1, channels))
+            floats(b + "ssm_a", -np.tile(np.arange(1, n + 1), (channels, 1)))
+            floats(b + "ssm_d", np.ones(channels))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -120,10 +138,10 @@ def main(argv: list[str] | None = None) -> int:
     print(machine())
     met = []
     for name in args.rows.split(","):
-        path = Path(args.folder) / f"{name}-130m.gguf"
+        path = Path(args.folder) / f"{name}.gguf"
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, *MODELS[name])
+            write(path, MODELS[name])
         for row in compare(name, path, args.peer_python, args.threads, args.pairs):
             met.append(row.met)
             verdict = {True: "met", False: "NOT MET", None: "no verdict"}[row.met]

@@ -58,14 +58,13 @@ def untiled(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.ascontiguousarray(rows[:, :length])
 
 
-class Cell:
-    """One array f32; `shape` is the cell's, not the memory's.
+class Memory:
+    """A block of f32 elements that holds one cell or several.  It is used again when it dies: nothing may keep a view of
+    `data` longer."""
+    __slots__ = ("data", "address")
 
-    The memory is used again when the cell dies: nothing may keep a view of `data` longer."""
-    __slots__ = ("data", "shape", "address")
-
-    def __init__(self, data: np.ndarray, shape: tuple[int, ...]):
-        self.data, self.shape, self.address = data, shape, data.ctypes.data
+    def __init__(self, data: np.ndarray):
+        self.data, self.address = data, data.ctypes.data
 
     def __del__(self):
         global _spared
@@ -74,63 +73,108 @@ class Cell:
             _spare.setdefault(self.data.nbytes, []).append(self.data)
 
 
-def take(part: str, shape: tuple[int, ...]) -> Cell:
-    """A cell with arbitrary contents.  MemoryError when there is no room for it."""
+def take(elements: int) -> Memory:
+    """A block with arbitrary contents.  MemoryError when there is no room for it."""
     global _spared
-    size = max(math.prod(stored_shape(part, shape)), 1)
-    free = _spare.get(4 * size)
+    free = _spare.get(4 * elements)
     if free:
         try:
             data = free.pop()
             _spared -= data.nbytes
-            return Cell(data, shape)
+            return Memory(data)
         except IndexError:                   # another thread took the last one
             pass
     try:
-        return Cell(np.empty(size, np.float32), shape)
+        raw = np.empty(elements + LANES, np.float32)
+        first = -raw.ctypes.data % 64 // 4               # whole cache lines
+        return Memory(raw[first:first + elements])
     except (ValueError, OverflowError) as error:            # a size that no machine has
         raise MemoryError(str(error)) from None
 
 
+def elements_of(part: str, shape: tuple[int, ...]) -> int:
+    """Elements of the memory of a cell."""
+    return math.prod(stored_shape(part, shape))
+
+
+class Cell:
+    """A cell: where it begins in a block of memory, and its shape (not the memory's)."""
+    __slots__ = ("memory", "start", "shape")
+
+    def __init__(self, memory: Memory, start: int, shape: tuple[int, ...]):
+        self.memory, self.start, self.shape = memory, start, shape
+
+    @property
+    def address(self) -> int:
+        return self.memory.address + 4 * self.start
+
+    def stored(self, part: str) -> np.ndarray:
+        """The memory, in the shape it has; valid while the cell is alive."""
+        shape = stored_shape(part, self.shape)
+        return self.memory.data[self.start:self.start + math.prod(shape)].reshape(shape)
+
+
 def cell_of(part: str, a: np.ndarray) -> Cell:
     """A cell with a copy of these values."""
-    out = take(part, a.shape)
-    memory = tiled(a) if part == SCAN else a
-    out.data[:memory.size] = memory.reshape(-1)
+    out = Cell(take(max(elements_of(part, a.shape), 1)), 0, a.shape)
+    out.stored(part)[:] = tiled(a) if part == SCAN else a
     return out
 
 
 def zero(part: str, shape: tuple[int, ...]) -> Cell:
     """A cell of zeros."""
-    out = take(part, shape)
-    out.data[:] = 0
+    out = Cell(take(max(elements_of(part, shape), 1)), 0, shape)
+    out.stored(part)[:] = 0
     return out
+
+
+class Layout:
+    """Cells behind each other in one block: `starts` in elements, by key.  States laid out alike share the object."""
+    __slots__ = ("starts", "shapes", "elements")
+
+    def __init__(self, starts: Mapping[Key, int], shapes: Mapping[Key, tuple[int, ...]], elements: int):
+        self.starts, self.shapes, self.elements = starts, shapes, elements
 
 
 class CellState:
     """A state value.  `with_cells` and `reset` return new values; this one stays as it is.
 
-    shapes: shape of every cell; the same object in values that agree in it, so that compiled code compares it once."""
-    __slots__ = ("cells", "shapes", "__weakref__")
+    shapes: shape of every cell; the same object in values that agree in it, so that compiled code compares it once.
+    memory, layout: where all cells lie, when a compiled region has written all of them; else None."""
+    __slots__ = ("_cells", "shapes", "memory", "layout", "__weakref__")
     kind_name = "recurrent state"
 
     def __init__(self, cells: Mapping[Key, Cell] | None = None, shapes: Mapping[Key, tuple[int, ...]] | None = None):
-        self.cells: Mapping[Key, Cell] = cells if cells is not None else {}
-        self.shapes = shapes if shapes is not None else {k: c.shape for k, c in self.cells.items()}
+        self._cells: Mapping[Key, Cell] | None = cells if cells is not None else {}
+        self.shapes = shapes if shapes is not None else {k: c.shape for k, c in self._cells.items()}
+        self.memory: Memory | None = None
+        self.layout: Layout | None = None
+
+    @classmethod
+    def laid_out(cls, memory: Memory, layout: Layout) -> "CellState":
+        """The state whose cells lie in a block."""
+        out = cls.__new__(cls)
+        out._cells, out.shapes, out.memory, out.layout = None, layout.shapes, memory, layout
+        return out
+
+    @property
+    def cells(self) -> Mapping[Key, Cell]:
+        """(layer, part) -> cell."""
+        if self._cells is None:
+            self._cells = {k: Cell(self.memory, at, self.layout.shapes[k]) for k, at in self.layout.starts.items()}
+        return self._cells
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all cells this value can reach (shared ones included)."""
-        return sum(c.data.nbytes for c in self.cells.values())
+        """Bytes of the blocks this value can reach (shared ones included)."""
+        return sum({id(c.memory): c.memory.data.nbytes for c in self.cells.values()}.values())
 
     def array(self, layer: int, part: str = SCAN) -> np.ndarray | None:
         """A copy of a cell; None for one that was never written."""
         found = self.cells.get((layer, part))
         if found is None:
             return None
-        memory = stored_shape(part, found.shape)
-        a = found.data[:math.prod(memory)].reshape(memory)
-        return untiled(a, found.shape) if part == SCAN else a.copy()
+        return untiled(found.stored(part), found.shape) if part == SCAN else found.stored(part).copy()
 
     def fits(self, layer: int, part: str, shape: tuple[int, ...]) -> bool:
         """Whether a cell of this shape may stand there."""

@@ -204,7 +204,7 @@ def test_memory_of_dead_cells_is_used_again_and_that_of_live_ones_is_not():
     first = cell_of(WINDOW, np.full(shape, 1, np.float32))
     held = CellState().with_cells({(0, WINDOW): first})
     address = cell_of(WINDOW, np.full(shape, 2, np.float32)).address            # dies at once
-    other = take(WINDOW, shape)
+    other = take(3 * 1001)
     assert other.address == address != first.address
     other.data[:] = 3
     assert (held.array(0, WINDOW) == 1).all() and held.nbytes == 4 * 3 * 1001

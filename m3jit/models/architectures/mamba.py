@@ -87,13 +87,13 @@ class SelectiveMixer(Mixer):
 
     def write(self, w: Writer, i: int) -> None:
         c, n, r, b = self.channels, self.states, self.rank, LAYER_PREFIX.format(i)
-        w.product("rAll", "rH", b + "ssm_in.weight")
-        columns(w, "rU", "rAll", 0, c)
-        columns(w, "rZ", "rAll", c, c, "the gate")
+        w.product("rZ", "rH", b + "ssm_in.weight")
+        columns(w, "rU", "rZ", 0, c)
+        columns(w, "rZ", "rZ", c, c, "the gate")
         self.convolve(w, i)
-        w.product("rAll", "rU", b + "ssm_x.weight")
-        for register, name, start, count in (("rDt", "dt", 0, r), ("rIn", "b", r, n), ("rOut", "c", r + n, n)):
-            columns(w, register, "rAll", start, count)
+        w.product("rDt", "rU", b + "ssm_x.weight")
+        for register, name, start, count in (("rIn", "b", r, n), ("rOut", "c", r + n, n), ("rDt", "dt", 0, r)):
+            columns(w, register, "rDt", start, count)
             if self.gains:
                 w.norm(register, register, f"{b}ssm_{name}_norm.weight", self.eps)
             elif self.norms:
@@ -122,10 +122,10 @@ class HeadMixer(Mixer):
 
     def write(self, w: Writer, i: int) -> None:
         c, shared, b = self.channels, self.groups * self.states, LAYER_PREFIX.format(i)
-        w.product("rAll", "rH", b + "ssm_in.weight")
-        columns(w, "rZ", "rAll", 0, c, "the gate")
-        columns(w, "rU", "rAll", c, self.mixed)
-        columns(w, "rDt", "rAll", c + self.mixed, self.rank)
+        w.product("rZ", "rH", b + "ssm_in.weight")
+        columns(w, "rU", "rZ", c, self.mixed)
+        columns(w, "rDt", "rZ", c + self.mixed, self.rank)
+        columns(w, "rZ", "rZ", 0, c, "the gate")
         self.convolve(w, i)
         columns(w, "rIn", "rU", c, shared)
         columns(w, "rOut", "rU", c + shared, shared)
