@@ -35,7 +35,8 @@ def test_what_is_imported_is_required():
     """Third-party modules that the package imports are dependencies or extras."""
     import ast
     own = {"numpy": "numpy", "llvmlite": "llvmlite", "tokenizers": "tokenizers", "xxhash": "xxhash", "click": "click",
-           "numba": "numba", "pyopencl": "pyopencl", "jinja2": "jinja2", "gguf": "gguf"}
+           "numba": "numba", "pyopencl": "pyopencl", "jinja2": "jinja2", "gguf": "gguf", "starlette": "starlette",
+           "uvicorn": "uvicorn", "llguidance": "llguidance"}
     project = PROJECT["project"]
     named = " ".join([*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)])
     for path in [*(ROOT / "m3jit").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
