@@ -8,6 +8,8 @@ import click
 from m3jit.cli.options import Finite, Size, UsageError
 from m3jit.cli.sampling import weights_options
 
+WAITING_FOR_VECTORS = 8                                # requests; each takes a thread of the web framework's pool
+
 
 @click.command(epilog="GET /health and /metrics say how it is. SIGTERM or Ctrl-C ends it in good order.")
 @click.argument("model", default="default")
@@ -28,19 +30,23 @@ from m3jit.cli.sampling import weights_options
 @click.option("--max-body", type=Size(), metavar="SIZE", default="4M", show_default=True, help="Largest request.")
 @click.option("--drain", type=Finite(0, 86400), metavar="SECONDS", default=10, show_default=True,
               help="How long the end waits for texts that are being generated.")
+@click.option("--memory-limit", type=Size(), metavar="SIZE",
+              help="Most memory; a text that wants more ends with an error [three quarters of what is free].")
 @click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
 @weights_options
 def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[str, ...], batch: int, queue: int,
           context: int | None, chat_template: str | None, max_body: int, drain: float, threads: int | None,
-          backend: str, kv_type: str | None, lora: tuple[str, ...]) -> int:
+          backend: str, memory_limit: int | None, kv_type: str | None, lora: tuple[str, ...]) -> int:
     """Serve MODEL (a file, a name, or the embedded default) over HTTP, as OpenAI's clients expect it."""
     from m3jit.api.generation import load_model
+    from m3jit.cli.machine import limit_memory
     from m3jit.cli.sampling import model_options
     from m3jit.cli.terminal import note
     from m3jit.models.provider import Models
     from m3jit.serve.server import Server, needs_libraries
     needs_libraries()
+    limit_memory(memory_limit)
     if any(not key for key in keys):
         raise UsageError("--api-key: is empty")
     from m3jit.serve.app import Limits
@@ -51,8 +57,9 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
         loaded = load_model(model, backend=backend, threads=threads, context=context,
                             chat_template=_read(chat_template),
                             options=model_options({"kv_type": kv_type, "lora": lora}))
-    server = Server(loaded, Vectors(model, backend, threads, queue), names or (os.path.basename(model),), host=host,
-                    port=port, batch=batch, queue=queue, limits=Limits(keys, max_body, drain))
+    vectors = Vectors(model, backend, threads, min(queue, WAITING_FOR_VECTORS))
+    server = Server(loaded, vectors, names or (os.path.basename(model),), host=host, port=port, batch=batch, queue=queue,
+                    limits=Limits(keys, max_body, drain))
     note(f"serving {found.name} at {server.url}/v1")
     try:
         server.run()

@@ -95,6 +95,10 @@ class Matcher:
     def __init__(self, matcher: Any, vocabulary: int):
         self._matcher, self._vocabulary = matcher, vocabulary
 
+    def copy(self) -> "Matcher":
+        """The same grammar for another thread: the library's objects serve one at a time."""
+        return Matcher(self._matcher.deep_copy(), self._vocabulary)
+
     def after(self, token: int) -> "Matcher":
         """The grammar one token later.  OperandError: it does not allow the token."""
         following = self._matcher.deep_copy()
@@ -112,10 +116,12 @@ class Matcher:
 
 def extension(start: Matcher | None) -> Extension:
     """GRAMMAR for a machine whose text begins at `start` (None: it has no grammar, and GRAMMAR traps)."""
+    first = start.copy() if start is not None else None
+
     def grammar(state: Matcher | None, token: int, *, immediate: bytes) -> tuple[np.ndarray, Matcher]:
-        if start is None:
+        if first is None:
             raise OperandError("GRAMMAR: the host gave this machine no grammar")
-        now = start if state is None or token < 0 else state.after(token)
+        now = first if state is None or token < 0 else state.after(token)
         return now.mask(), now
     return Extension("GRAMMAR", NUMBER, VERSION, grammar, state=True)
 

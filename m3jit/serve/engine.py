@@ -120,10 +120,21 @@ class Engine:
             if not self._active:
                 continue
             self.metrics.observe("m3jit_batch_size", len(self._active))
-            if not self._batch.step():
-                self._batch.wait(0.05)
+            try:
+                if not self._batch.step():
+                    self._batch.wait(0.05)
+            except Exception as error:                 # of the batch itself: its texts are lost, the server goes on
+                self._fail(error)
             for ticket in list(self._active):
                 self._hand_over(ticket)
+
+    def _fail(self, error: Exception) -> None:
+        """End all texts with an error and begin with an empty batch."""
+        for ticket in list(self._active):
+            if ticket.member is not None:
+                ticket.member.cancel()
+            self._end(ticket, [], error)
+        self._batch = Batch()
 
     def _admit(self) -> bool:
         """Start texts while there is room, sleeping while there is nothing to do; False when the engine has ended."""
@@ -174,10 +185,12 @@ class Engine:
 
     def _measure(self, ticket: Ticket, tokens: int) -> None:
         now = time.monotonic()
+        if not tokens:
+            return
         self.metrics.count("m3jit_generated_tokens_total", tokens)
         if not ticket.latest:
             self.metrics.observe("m3jit_first_token_seconds", now - ticket.arrived)
-        elif tokens:
+        else:
             self.metrics.observe("m3jit_token_seconds", now - ticket.latest)
         ticket.latest = now
 

@@ -32,6 +32,11 @@ def parse(body: bytes) -> "Fields":
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is no JSON: {error}", "invalid_json") from None
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise ApiError(400, "the body has a text with half a surrogate pair, which is not Unicode", "invalid_json") \
+            from None
     if not isinstance(found, dict):
         raise ApiError(400, f"the body is a JSON {_kind(found)}; an object is expected", "invalid_json")
     return Fields(found)

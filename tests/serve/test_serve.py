@@ -228,6 +228,8 @@ def test_a_body_that_is_too_large(model):
 WRONG = [
     (PLAIN, b"{", 400, "the body is no JSON"), (PLAIN, b"[]", 400, "JSON array; an object is expected"),
     (PLAIN, b"\xff", 400, "no JSON"), (PLAIN, b"[" * 100000, 400, "no JSON"),
+    (PLAIN, b'{"model": "default", "prompt": "a\\ud800"}', 400, "half a surrogate pair"),
+    (PLAIN, b'{"\\udfff": 1}', 400, "half a surrogate pair"),
     (PLAIN, {}, 400, "prompt: a text, token ids"), (PLAIN, {"prompt": "a"}, 400, "model: a string is expected, got null"),
     (PLAIN, {"model": "no", "prompt": "a"}, 404, "model 'no': this server runs 'default'"),
     (PLAIN, {"model": "default", "prompt": ""}, 400, "prompt: is empty"),
@@ -310,6 +312,24 @@ def test_an_error_of_one_text_is_that_texts_own(model, monkeypatch):
         assert response.status == 200 and "SAMPLE TEMP" in events(response.read())[-1]["error"]["message"]
         connection.close()
         assert wait_for(server.nothing_left)
+
+
+def test_an_error_of_the_batch_itself(model):
+    """All its texts are told; the next one runs."""
+    with running(model) as server:
+        gate = Gate(server.engine)
+
+        def broken() -> bool:
+            raise RuntimeError("broken")
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(server.post, PLAIN, {"model": "default", "prompt": "She"}) for _ in range(2)]
+            assert wait_for(lambda: server.engine.active == 2)
+            server.engine._batch.step = broken
+            answers = [f.result() for f in futures]
+        assert [status for status, _ in answers] == [500, 500]
+        assert "RuntimeError: broken" in answers[0][1]["error"]["message"]
+        gate.release()
+        assert server.text(seed=1) and wait_for(server.nothing_left)
 
 
 # -- what a model is made to write ------------------------------------------------------------------------------------
