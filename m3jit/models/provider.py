@@ -15,6 +15,7 @@ from m3jit.models.architectures import ARCHITECTURES, EMBEDDERS, GENERATORS
 from m3jit.models.folder_tokenizer import FolderTokenizer
 from m3jit.models.gguf_shards import open_gguf
 from m3jit.models.hf_folder import HFFolder
+from m3jit.models.latent_parts import with_latent_parts
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.model_source import Source
 from m3jit.models.peft_folder import PeftFolder, is_adapter_folder
@@ -37,7 +38,7 @@ def open_source(path: str | os.PathLike) -> Source:
     ModelFileError when it is neither.  Adapters have the same forms: a folder of PEFT's, or a GGUF file."""
     if is_adapter_folder(path):
         return PeftFolder(path)
-    return HFFolder(path) if os.path.isdir(path) else open_gguf(path)
+    return HFFolder(path) if os.path.isdir(path) else with_latent_parts(open_gguf(path))
 
 
 class SourceModel:

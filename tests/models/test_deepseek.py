@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -66,6 +67,23 @@ def test_same_bytes_everywhere(name, folder):
         assert found == tokens and others[logits] == registers[logits], chunk
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+def test_older_files_have_the_parts_of_newer_ones(kind, folder):
+    """The same numbers: bytes of the values' rows, values of the keys' (F32, where they are quantised otherwise)."""
+    models = Models()
+    old, new = (models.load(str(tiny.build(folder, f"plain/{layout}/{kind}"))) for layout in ("old", "new"))
+    for part in ("attn_v_b", "attn_k_b"):
+        a, b = (m.tensor(f"blk.1.{part}.weight") for m in (old, new))
+        assert a.shape == b.shape
+        if part == "attn_v_b" or kind != "Q8_0":
+            assert a.dtype is b.dtype and a.tobytes() == b.tobytes()
+        else:
+            whole = tiny.values_of("blk.1.attn_kv_b.weight", (640, 128))
+            want = gguf.quants.dequantize(gguf.quants.quantize(whole, gguf.GGMLQuantizationType.Q8_0),
+                                          gguf.GGMLQuantizationType.Q8_0).reshape(4, 160, 128)[:, :64]
+            np.testing.assert_array_equal(a.data, want.transpose(0, 2, 1))
+
+
 @pytest.mark.parametrize("layout", ["old", "new"])
 def test_the_stream_holds_latent_rows_alone(layout, folder):
     """One row of rank + rotated features a token and layer, whatever the number of heads."""
@@ -88,6 +106,8 @@ def test_streams_of_latent_rows_in_other_types(folder):
 @pytest.mark.parametrize("name, change, message", [
     ("plain/new/F32", set_tensor("blk.1.attn_k_b.weight", (4, 64, 128)),
      r"'blk.1.attn_k_b.weight': has shape \[4, 64, 128\]; expected shape \[4, 128, 64\]"),
+    ("plain/old/F32", set_tensor("blk.1.attn_kv_b.weight", (600, 128)),
+     r"'blk.1.attn_kv_b.weight': has shape \[600, 128\]; expected shape \[640, 128\]"),
     ("plain/old/F32", set_key("deepseek2.attention.kv_lora_rank", 1000),
      "latent rows of 1000; expected all above 0, latent and rotated features together at most 1024"),
     ("plain/old/F32", set_key("deepseek2.rope.scaling.attn_factor", 2.0), "'deepseek2.rope.scaling.attn_factor': is not 1"),

@@ -8,9 +8,9 @@ Keys and values of the heads are never made: Wk goes to the query's side, Wv beh
     q_h k_h^T = [Wk_h^T q_nope | rope(q_rope)] [c | rope(k_rope)]^T,   out_h = Wv_h (sum of weights times c),
 so the stream holds one row [c | rope(k_rope)] a token and layer, and its first columns are the values.
 
-Files in two layouts: `attn_kv_b` [heads * (nope + value), rank] holds Wk and Wv of each head one after the other; newer
-ones have `attn_k_b` [heads, rank, nope], already turned round, and `attn_v_b` [heads, value, rank].  Products with Wk
-and Wv compute in f32 with the weights' exact values.  YaRN enters the scores alone: scale = m^2 / sqrt(key length),
+Files have `attn_k_b` [heads, rank, nope], Wk turned round, and `attn_v_b` [heads, value, rank]; older ones hold both in
+`attn_kv_b` and are given that form when they are opened (`latent_parts.py`).  Products with Wk and Wv compute in f32
+with the weights' exact values.  YaRN enters the scores alone: scale = m^2 / sqrt(key length),
 m = 1 + yarn_log_multiplier ln(factor); what is rotated keeps its length.
 
 Layers from leading_dense_block_count on have experts: p = softmax or sigmoid of the router's scores, the `used` largest
@@ -44,8 +44,8 @@ class DeepSeek2(Experts):
         self.q_rank = need("attention.q_lora_rank", int, default=0)
         self.kv_heads = 1
         if min(self.heads, self.rank, self.rotary, self.value, self.nope) <= 0 or self.rank + self.rotary > MAX_DIM:
-            found = (f"{self.heads} heads of {self.nope} + {self.rotary} features and values of {self.value}, latent rows "
-                     f"of {self.rank}")
+            found = (f"{self.heads} heads of {self.nope} + {self.rotary} features and values of {self.value}, latent "
+                     f"rows of {self.rank}")
             raise self.keys.refuse("attention.kv_lora_rank", found, "all above 0, latent and rotated features together "
                                    f"at most {MAX_DIM}")
 
@@ -55,7 +55,6 @@ class DeepSeek2(Experts):
             raise self.keys.refuse("rope.scaling.attn_factor", "is not 1", "1")
         magnitude = 1.0 + need("rope.scaling.yarn_log_multiplier", float, default=0.0) * math.log(self.rotation.factor)
         self.score_scale = magnitude ** 2 / math.sqrt(self.head_dim)
-        self.apart = LAYER_PREFIX.format(0) + "attn_k_b.weight" in self.source.tensors
         self.dense = need("leading_dense_block_count", int, default=0)
         if self.dense < self.layers:
             self.read_experts(self.hidden)
@@ -76,7 +75,8 @@ class DeepSeek2(Experts):
         shapes = attention | self.ffn_tensors()
         if self.shared:
             shapes |= {"ffn_gate_shexp.weight": (self.shared, self.width),
-                       "ffn_up_shexp.weight": (self.shared, self.width), "ffn_down_shexp.weight": (self.width, self.shared)}
+                       "ffn_up_shexp.weight": (self.shared, self.width),
+                       "ffn_down_shexp.weight": (self.width, self.shared)}
         if LAYER_PREFIX.format(i) + "exp_probs_b.bias" in self.source.tensors:
             shapes["exp_probs_b.bias"] = (self.experts,)
         return shapes
@@ -86,9 +86,10 @@ class DeepSeek2(Experts):
         shapes: Shapes = {"attn_kv_a_mqa.weight": (self.rank + self.rotary, self.width),
                           "attn_kv_a_norm.weight": (self.rank,),
                           "attn_output.weight": (self.width, self.heads * self.value)}
+        if LAYER_PREFIX.format(0) + "attn_kv_b.weight" in self.source.tensors:
+            shapes["attn_kv_b.weight"] = (self.heads * (self.nope + self.value), self.rank)
         shapes |= {"attn_k_b.weight": (self.heads, self.rank, self.nope),
-                   "attn_v_b.weight": (self.heads, self.value, self.rank)} if self.apart else \
-            {"attn_kv_b.weight": (self.heads * (self.nope + self.value), self.rank)}
+                   "attn_v_b.weight": (self.heads, self.value, self.rank)}
         return shapes | ({"attn_q_a.weight": (self.q_rank, self.width), "attn_q_a_norm.weight": (self.q_rank,),
                           "attn_q_b.weight": (q, self.q_rank)} if self.q_rank else {"attn_q.weight": (q, self.width)})
 
@@ -114,32 +115,21 @@ class DeepSeek2(Experts):
         w(f"ATTN rH, rQ, rK, _, sKV HEADS={self.heads} KV_HEADS=1 HDIM={self.rank + self.rotary} VDIM={self.rank} "
           f"LAYER={i} SCALE={self.score_scale!r} CAUSAL{kv_type}")
         w(f"RESHAPE rH, rH SHAPE=[-1, {self.heads}, {self.rank}]")
-        w("MATVEC rH, rH, rWv TRANSPOSE", "latent to values [T, heads, value]")
+        w.weight("rW", b + "attn_v_b.weight")
+        w("MATVEC rH, rH, rW TRANSPOSE", "latent to values [T, heads, value]")
         w(f"RESHAPE rH, rH SHAPE=[-1, {self.heads * self.value}]")
         w.product("rH", "rH", b + "attn_output.weight")
 
     def _queries(self, w: Writer, b: str, factors: str) -> None:
-        """rQ [T, heads * (nope + rotary)] -> [T, heads * (rank + rotary)]; Wv to rWv."""
+        """rQ [T, heads * (nope + rotary)] -> [T, heads * (rank + rotary)]."""
         w(f"RESHAPE rQ, rQ SHAPE=[-1, {self.heads}, {self.head_dim}]")
         w(f"SLICE rTail, rQ AXIS=2 START={self.nope}")
         w(f"SLICE rQ, rQ AXIS=2 START=0 LEN={self.nope}")
         w(f"RESHAPE rTail, rTail SHAPE=[-1, {self.heads * self.rotary}]")
         self._rope(w, "rTail", factors)
         w(f"RESHAPE rTail, rTail SHAPE=[-1, {self.heads}, {self.rotary}]")
-        transpose = ""
-        if self.apart:
-            w.weight("rW", b + "attn_k_b.weight")
-            w.weight("rWv", b + "attn_v_b.weight")
-            transpose = " TRANSPOSE"
-        else:
-            name = b + "attn_kv_b.weight"
-            w.weight("rW", name)
-            if w.precision(name) == "INT8":
-                w("DEQUANT rW, rW")
-            w(f"RESHAPE rW, rW SHAPE=[{self.heads}, {self.nope + self.value}, {self.rank}]")
-            w(f"SLICE rWv, rW AXIS=1 START={self.nope}")
-            w(f"SLICE rW, rW AXIS=1 START=0 LEN={self.nope}")
-        w(f"MATVEC rQ, rQ, rW{transpose}", "queries of latent rows [T, heads, rank]")
+        w.weight("rW", b + "attn_k_b.weight")
+        w("MATVEC rQ, rQ, rW TRANSPOSE", "queries of latent rows [T, heads, rank]")
         w("CONCAT rQ, rQ, rTail AXIS=2")
         w(f"RESHAPE rQ, rQ SHAPE=[-1, {self.heads * (self.rank + self.rotary)}]")
 
