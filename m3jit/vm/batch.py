@@ -5,8 +5,10 @@ enters the regions: machines at the same region enter it as one.  Each machine's
 whoever runs beside it.  A machine that waits for input is not waited for, and a machine alone enters at once.
 
 Machines join and leave between rounds.  In a round a machine retires at most `ROUND` instructions outside of regions and
-enters one region, so a long prompt (in chunks, one each round) and generating machines take turns.  Machines with
-several contexts, profiled and checked ones take part too, but enter their regions alone.
+enters at most one region.  Entries that append few rows to key/value streams (a token) go first, then longer ones
+(a chunk of a prompt), those that have waited longest before the others, until the round has `rows` rows: so many
+prompts at once hold up generating machines by that much work and no more, and a prompt waits a bounded number of
+rounds.  Machines with several contexts, profiled and checked ones take part too, but enter their regions alone.
 """
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ from m3jit.vm.stopping import TIMED_OUT
 from m3jit.vm.vm import VM
 
 ROUND = 20_000                     # instructions a machine may retire in a round outside of shared regions
+ROWS = 256                         # rows of all entries of a round: four chunks of prompts, say
 
 
 class Member:
@@ -31,6 +34,7 @@ class Member:
     def __init__(self, vm: VM, on_end: Callable[["Member"], Any] | None):
         self.vm, self.on_end = vm, on_end
         self.at: Context | None = None                  # the context that stands at a region
+        self.waited = 0                                 # rounds it was put off
         self.ended = False
         self.error: BaseException | None = None
         self.deadline = None if vm.timeout is None else time.monotonic() + vm.timeout
@@ -62,6 +66,11 @@ class Member:
                 raise Deadlock(f"{vm.image.name}: no context can go on: {describe_waits(waiting)}")
         return ran
 
+    def put_off(self) -> None:
+        """Do not enter in this round."""
+        self.at.parked, self.at.status, self.at = None, READY, None
+        self.waited += 1
+
     def enter_alone(self) -> None:
         """Run the region a context stands at, as the machine alone would."""
         self.leave(*self.at.parked.run())
@@ -69,7 +78,7 @@ class Member:
     def leave(self, info: Any, retired: int) -> None:
         """Go on behind the region, which was left by exit `info` (None: it gave up, nothing was done)."""
         vm, ctx, entry = self.vm, self.at, self.at.parked.region.region.function.entry_pc
-        self.at, ctx.parked, ctx.status = None, None, READY
+        self.at, ctx.parked, ctx.status, self.waited = None, None, READY, 0
         ctx.retired += retired
         if info is not None and not (info.pc == entry and retired == 0):
             ctx.index = vm.interpreter.index(info.pc)
@@ -92,11 +101,15 @@ class Member:
 
 class Batch:
     """Machines that run together.  `add` and `cancel` may be called from any thread, `step` and `run` from one at a time.
+    rows: about how many rows (tokens of all machines) a round may compute.
 
     >>> batch = Batch(); batch.add(vm_1); batch.add(vm_2); batch.run()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = ROWS) -> None:
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            raise UserError(f"rows={rows!r}; a number of rows from 1, the work of one round")
+        self.rows = rows
         self._members: list[Member] = []
         self._lock = threading.Lock()                   # of the list
         self._stepping = threading.Lock()
@@ -135,7 +148,7 @@ class Batch:
             with ExitStack() as locks:                  # of machines at a region: nobody changes what it was chosen by
                 for m in members:
                     ran |= self._guarded(m, lambda m=m: self._advance(m, parked, locks))
-                self._enter(parked)
+                self._enter(self._chosen(parked))
             self.rounds += ran
             return ran
 
@@ -168,6 +181,20 @@ class Batch:
             locks.enter_context(m.vm._lock)
             parked.append(m)
         return ran
+
+    def _chosen(self, parked: list[Member]) -> list[Member]:
+        """Who enters in this round, in the order of `add`; the others are put off."""
+        sizes = {m: m.at.parked.region.rows(m.at.parked.syms) for m in parked}
+        if sum(sizes.values()) <= self.rows:
+            return parked
+        left, first = self.rows, True
+        for m in sorted(parked, key=lambda m: (sizes[m] > 1, -m.waited)):      # sorted keeps the order of equals
+            if first or sizes[m] == 1 or sizes[m] <= left:
+                left -= sizes[m]
+            else:
+                m.put_off()
+            first = first and sizes[m] == 1                                    # one of the long ones always goes on
+        return [m for m in parked if m.at is not None]
 
     def _enter(self, parked: list[Member]) -> None:
         """Enter the regions that machines stand at, those at the same one together."""

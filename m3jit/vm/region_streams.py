@@ -73,6 +73,10 @@ class RegionStreams:
             most = max(most, max(map(int.__add__, out[key].lengths(use.layers), rows)))
         return out, -(-most // PAGE)
 
+    def most_rows(self, syms: dict[Sym, int]) -> int:
+        """Most rows an entry appends to a layer; 1 when it appends none."""
+        return max((max(use.rows(syms)) for use in self.streams.values()), default=1) or 1
+
     def fill(self, frame: np.ndarray, reserved: dict[Any, KVStream]) -> None:
         """Put the addresses of page tables and the lengths into a frame."""
         for key, use in self.streams.items():

@@ -175,3 +175,30 @@ def test_alone_in_a_batch_a_machine_enters_at_once(models):
     batch.run()
     assert (text, state(vm)) == alone(models, PROMPTS[0])
     assert batch.stats["shared_entries"] == 0 and batch.stats["entries"] > 5
+
+
+def test_prompts_take_turns_and_tokens_go_first(models):
+    """With room for 40 rows a round and prompts of two chunks, one chunk goes on each round, in turn; the generating machine
+    gets a token in every one."""
+    (first, text), rest = machine(models, PROMPTS[0], tokens=30), [machine(models, "the " * 100, i) for i in range(3)]
+    batch = Batch(rows=40)
+    batch.add(first)
+    batch.step()
+    batch.step()
+    for vm, _ in rest:
+        batch.add(vm)
+    for chunks in (1, 2, 3):
+        before, entries = len(text), batch.stats["entries"]
+        batch.step()
+        assert len(text) == before + 1 and batch.stats["entries"] == entries + 2
+        assert [vm.get("rPos") or 0 for vm, _ in rest].count(64) == chunks
+    batch.run()
+    assert text == alone(models, PROMPTS[0], tokens=30)[0]
+    for i, (vm, said) in enumerate(rest):
+        assert (said, state(vm)) == alone(models, "the " * 100, i)
+
+
+@pytest.mark.parametrize("rows", [0, -1, True, 2.5, "8"])
+def test_rows_of_a_round(rows):
+    with pytest.raises(UserError, match="a number of rows from 1"):
+        Batch(rows=rows)
