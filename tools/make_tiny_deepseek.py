@@ -52,6 +52,9 @@ FAMILIES: dict[str, Family] = {
         "expert_weights_scale": 1.5, "expert_weights_norm": False, "expert_gating_func": 1}),
     "sigmoid": Family(layers=2, dense=1, probability_bias=True, layouts=("new",), keys={
         "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2}),
+    "groups": Family(layers=2, dense=1, probability_bias=True, layouts=("new",), keys={
+        "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2, "expert_group_count": 4,
+        "expert_group_used_count": 2}),
 }
 EXPERTS, USED, SHARED = 8, 3, 2
 

@@ -111,7 +111,8 @@ def test_streams_of_latent_rows_in_other_types(folder):
     ("plain/old/F32", set_key("deepseek2.attention.kv_lora_rank", 1000),
      "latent rows of 1000; expected all above 0, latent and rotated features together at most 1024"),
     ("plain/old/F32", set_key("deepseek2.rope.scaling.attn_factor", 2.0), "'deepseek2.rope.scaling.attn_factor': is not 1"),
-    ("experts/new/F32", set_key("deepseek2.expert_group_count", 2), r"expert_group_count': is 2; expected 0 or 1"),
+    ("experts/new/F32", set_key("deepseek2.expert_group_count", 3),
+     r"expert_group_count': is 3, 3 of them used; expected a divisor of the 8 experts"),
     ("experts/new/F32", set_key("deepseek2.expert_gating_func", 3), r"expert_gating_func': is 3; expected 1 or 2"),
 ])
 def test_files_that_do_not_fit(name, change, message, folder, tmp_path):

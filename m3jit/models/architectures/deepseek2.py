@@ -15,7 +15,8 @@ m = 1 + yarn_log_multiplier ln(factor); what is rotated keeps its length.
 
 Layers from leading_dense_block_count on have experts: p = softmax or sigmoid of the router's scores, the `used` largest
 of p (plus a bias, which only chooses) are taken, divided by their sum where expert_weights_norm says so, and multiplied
-by expert_weights_scale; shared experts are added.
+by expert_weights_scale; shared experts are added.  With expert_group_count over 1 (DeepSeek-V3) only the experts of the
+expert_group_used_count best groups are looked at; a group is as good as the sum of its two best.
 """
 from __future__ import annotations
 
@@ -61,10 +62,14 @@ class DeepSeek2(Experts):
             self.shared = need("expert_shared_count", int, default=0) * self.expert_hidden
             self.gating = need("expert_gating_func", int, default=SOFTMAX) or SOFTMAX
             self.normed = need("expert_weights_norm", bool, default=False)
-            for key, found, supported in (("expert_gating_func", self.gating, (SOFTMAX, SIGMOID)),
-                                          ("expert_group_count", need("expert_group_count", int, default=1), (0, 1))):
-                if found not in supported:
-                    raise self.keys.refuse(key, f"is {found}", " or ".join(map(str, supported)))
+            if self.gating not in (SOFTMAX, SIGMOID):
+                raise self.keys.refuse("expert_gating_func", f"is {self.gating}", f"{SOFTMAX} or {SIGMOID}")
+            self.groups = need("expert_group_count", int, default=1) or 1
+            self.used_groups = need("expert_group_used_count", int, default=self.groups)
+            if self.groups < 1 or self.experts % self.groups or not 0 < self.used_groups <= self.groups or \
+                    self.groups > 1 and self.experts < 2 * self.groups:
+                raise self.keys.refuse("expert_group_count", f"is {self.groups}, {self.used_groups} of them used",
+                                       f"a divisor of the {self.experts} experts, groups of two or more")
 
     # Tensors.
 
@@ -161,6 +166,8 @@ class DeepSeek2(Experts):
         if bias:
             w.weight("rB", b + "exp_probs_b.bias")
             w("ADD rQ, rQ, rB", "chooses, but does not count")
+        if self.groups > self.used_groups:
+            self._leave_best_groups(w)
         w(f"TOPK rP, rQ, rExperts K={self.used} AXIS=1", "the experts of each token [T, used]")
         if bias:
             w("GATHER rB, rB, rExperts")
@@ -173,3 +180,24 @@ class DeepSeek2(Experts):
         if self.scale != 1:
             w(f"LOADI rScale, {self.scale!r}")
             w("MUL rP, rP, rScale")
+
+    def _leave_best_groups(self, w: Writer) -> None:
+        """Takes a large number from the scores rQ [T, experts] of all groups but the best."""
+        count, size = self.groups, self.experts // self.groups
+        w(f"RESHAPE rP, rQ SHAPE=[-1, {count}, {size}]")
+        w("TOPK rP, rP, rK K=2 AXIS=2")
+        w("REDUCE rP, rP SUM AXIS=2", "what each group is worth [T, groups]")
+        w(f"TOPK rP, rP, rK K={self.used_groups} AXIS=1")
+        w.constant("rW", "group_rows", [float(i == j) for i in range(count) for j in range(count)])
+        w(f"RESHAPE rW, rW SHAPE=[{count}, {count}]")
+        w("EMBED rK, rK, rW", "a row with a 1 for each chosen group")
+        w(f"RESHAPE rK, rK SHAPE=[-1, {self.used_groups}, {count}]")
+        w("REDUCE rK, rK SUM AXIS=1")
+        w("LOADI rScale, -1.0")
+        w("ADD rK, rK, rScale")
+        w("LOADI rScale, 1e30")
+        w("MUL rK, rK, rScale", "0 for those, -1e30 for others")
+        w(f"RESHAPE rK, rK SHAPE=[-1, {count}, 1]")
+        w(f"RESHAPE rQ, rQ SHAPE=[-1, {count}, {size}]")
+        w("ADD rQ, rQ, rK")
+        w(f"RESHAPE rQ, rQ SHAPE=[-1, {self.experts}]")
