@@ -10,7 +10,7 @@ import numpy as np
 
 from m3jit.ir.lower import ExitInfo, Region
 from m3jit.ir.plan import FrameWord
-from m3jit.ir.tensor import F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
+from m3jit.ir.tensor import DimExpr, F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
 from m3jit.ir.trace_model import kv_type
 from m3jit.ir.trace_recurrent import CellsType
 from m3jit.isa.cells import CellState
@@ -108,6 +108,8 @@ class CompiledRegion:
         self.cells = RegionCells(region.cells_in, region.cells_out)
         self.scalars = [s for s in region.scalars if s[0][0] != "kvlen"]
         self.streams = RegionStreams(region.kv, [(k[1], k[2], w) for k, w, _ in region.scalars if k[0] == "kvlen"])
+        self.results = [(word, None if any(isinstance(d, Sym | DimExpr) for d in t.shape) else stored_shape(t, {}), t)
+                        for word, t in region.outputs]           # word, shape where it is always the same, type
         self.ways: dict[int, Way] = {}           # by exit, made when first taken
         self.layouts: dict[tuple, list[Layout]] = {}
         self.lock = threading.Lock()
@@ -211,7 +213,8 @@ class CompiledRegion:
     def _results(self, syms: dict[Sym, int], given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Arrays for the tensors the region leaves behind, by frame word.  MemoryError: there is no room for them."""
         return {word: given[word] if given.get(word) is not None else
-                new_array(stored_shape(t, syms), t.dtype.storage) for word, t in self.region.outputs}
+                new_array(shape if shape is not None else stored_shape(t, syms), t.dtype.storage)
+                for word, shape, t in self.results}
 
     def _layout(self, syms: dict[Sym, int]) -> Layout:
         """A free frame for these dimensions; of rarely used dimensions only the newest few are kept."""
