@@ -120,6 +120,10 @@ FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
         "norm_topk_prob": True, "rope_interleave": True, "rope_theta": 10000.0, "rope_scaling": {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
             "mscale_all_dim": 1.0}}),
+    "deepseek-v3-groups": ("F32", 1, BASE | DEEPSEEK | {
+        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "q_lora_rank": 20,
+        "norm_topk_prob": True, "rope_interleave": True, "rope_theta": 10000.0, "n_routed_experts": 8, "n_group": 4,
+        "topk_group": 2}),
     "bitnet": ("F32", 1, BASE | {
         "model_type": "bitnet", "architectures": ["BitNetForCausalLM"], "hidden_act": "relu2", "rope_theta": 10000.0,
         "attention_bias": False, "tie_word_embeddings": True}),

@@ -28,8 +28,7 @@ LATENT_TENSORS: dict[str, Part] = {
 def deepseek(config: Config, keys: Metadata, gating: int) -> Made:
     config.need("hidden_act", "silu")
     config.need("attention_bias", False)
-    for key in ("n_group", "topk_group", "moe_layer_freq"):
-        config.need(key, 1)
+    config.need("moe_layer_freq", 1)
     rotary = keys["rope.dimension_count"]
     keys |= {"attention.key_length": config.get("qk_nope_head_dim", int) + rotary,
              "leading_dense_block_count": config.get("first_k_dense_replace", int),
@@ -42,12 +41,15 @@ def deepseek(config: Config, keys: Metadata, gating: int) -> Made:
 def deepseek_v2(config: Config, keys: Metadata) -> Made:
     config.need("topk_method", "greedy")
     config.need("norm_topk_prob", False)
+    config.need("n_group", 1)
     return deepseek(config, keys, SOFTMAX)
 
 
 def deepseek_v3(config: Config, keys: Metadata) -> Made:
     config.need("topk_method", "noaux_tc")
     config.need("rope_interleave", True)
+    keys |= {"expert_group_count": config.get("n_group", int, 1),
+             "expert_group_used_count": config.get("topk_group", int, 1)}
     return deepseek(config, keys, SIGMOID)
 
 

@@ -38,7 +38,7 @@ def open_source(path: str | os.PathLike) -> Source:
     ModelFileError when it is neither.  Adapters have the same forms: a folder of PEFT's, or a GGUF file."""
     if is_adapter_folder(path):
         return PeftFolder(path)
-    return HFFolder(path) if os.path.isdir(path) else with_latent_parts(open_gguf(path))
+    return with_latent_parts(HFFolder(path) if os.path.isdir(path) else open_gguf(path))
 
 
 class SourceModel:

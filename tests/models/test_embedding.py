@@ -100,6 +100,14 @@ def test_what_a_folder_says_is_done(tmp_path):
     assert (embedder.pooling, embedder.normalize) == ("last", False)
 
 
+def test_a_model_that_generates_may_say_it_too(tmp_path):
+    model = folder(tmp_path, "qwen2")
+    sentence_modules(model, {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "Normalize")
+    embedder = m3jit.load_embedder(model)
+    assert (embedder.pooling, embedder.normalize) == ("last", True)
+    assert np.abs(embedder.rows(PROMPT)[0] - unit(ROWS["qwen2"]["last"])).max() < 0.01
+
+
 @pytest.mark.parametrize("pooling, more, message", [
     ({"pooling_mode_max_tokens": True}, (), "pools by pooling_mode_max_tokens, which is not supported"),
     ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, (), "pools by"),

@@ -84,6 +84,13 @@ def test_logits_with_a_cache(name, folders):
     assert np.array_equal(whole.get("rLogits").data, parts.get("rLogits").data)
 
 
+@pytest.mark.parametrize("name", ["llama-bf16", "qwen3moe", "granite"])
+def test_same_bytes_everywhere(name, folders):
+    wanted = run(folders[name], "interpreter").get("rLogits").data.tobytes()
+    for backend, threads in (("cpu:native", 3), ("cpu:avx2", 2), ("cpu:baseline", 1)):
+        assert run(folders[name], backend, threads).get("rLogits").data.tobytes() == wanted, (backend, threads)
+
+
 def test_a_folder_runs_as_any_model_does(folders, tmp_path, capfd):
     """`m3jit run`, `m3jit compile`, `.model`, MODEL_LOAD_UNIFIED, MODEL_QUERY and MODEL_COMPILE see the same model."""
     folder = folders["qwen3"]
