@@ -137,6 +137,10 @@ class CompiledRegion:
                 return None
         return syms
 
+    def rows(self, syms: dict[Sym, int]) -> int:
+        """Most rows an entry appends to a stream's layer (`RegionStreams.most_rows`)."""
+        return self.streams.most_rows(syms)
+
     def _weights(self) -> list[tuple[int, int]]:
         if self.weight_words is None:
             self.weight_words = [(word, self.pointer_of_weight(t, layout)) for word, t, layout in self.region.weights]
