@@ -13,7 +13,7 @@ import numpy as np
 
 from m3jit.ir.lower import ExitInfo
 from m3jit.ir.plan import FrameWord
-from m3jit.ir.tensor import Sym, eval_dim
+from m3jit.ir.tensor import Sym, dim_syms, eval_dim
 from m3jit.isa.kv import KVStream
 from m3jit.vm.native import ALIGN, CompiledRegion, Held, new_array, stored_shape
 
@@ -21,17 +21,17 @@ MAX_LAYOUTS = 16
 
 
 class Layout:
-    """Frames of some contexts with everything that depends on their dimensions alone, and their arena."""
+    """Frames of some contexts with everything that depends on their dimensions alone.  Temporaries lie in `arena`, which
+    all layouts of a region use, one at a time."""
 
-    def __init__(self, region: CompiledRegion, native: Any, syms: Sequence[dict[Sym, int]]):
+    def __init__(self, region: CompiledRegion, native: Any, syms: Sequence[dict[Sym, int]], arena: "_Arena"):
         r, n = region.region, len(syms)
         self.frames = np.zeros((n, native.words), np.int64)
         for word, d in r.dims:
             self.frames[:, word] = [eval_dim(d, s) for s in syms]
         sizes = np.array([[eval_dim(s.nbytes, k) for k in syms] for s in r.slots], np.int64).reshape(len(r.slots), n)
         room = -(-sizes.sum(axis=1) // ALIGN) * ALIGN
-        self.arena = new_array([int(room.sum()) + ALIGN], np.uint8)
-        starts = -(-self.arena.ctypes.data // ALIGN) * ALIGN + np.cumsum(room) - room
+        starts = arena.address(int(room.sum())) + np.cumsum(room) - room
         for slot, start, size in zip(r.slots, starts, sizes):
             self.frames[:, slot.word] = start + np.cumsum(size) - size
         for word, address in region._weights():
@@ -52,6 +52,19 @@ class Layout:
             self.frames[:, word] = a.__array_interface__["data"][0] + offsets
             out[word] = (a, firsts)
         return out
+
+
+class _Arena:
+    """Memory for temporaries; `number` changes when it had to move."""
+
+    def __init__(self) -> None:
+        self.memory, self.number = new_array([ALIGN], np.uint8), 0
+
+    def address(self, nbytes: int) -> int:
+        """Where `nbytes` bytes lie, aligned."""
+        if self.memory.nbytes < nbytes + ALIGN:
+            self.memory, self.number = new_array([nbytes + ALIGN], np.uint8), self.number + 1
+        return -(-self.memory.ctypes.data // ALIGN) * ALIGN
 
 
 class _Share:
@@ -94,6 +107,10 @@ class BatchedRegion:
         self.compiled = compiled
         self.native = compiled.native.engine.batch(compiled.region.plan)
         self.layouts: dict[tuple, Layout] = {}
+        self.arena = _Arena()
+        r = compiled.region
+        dims = [d for _, d in r.dims] + [s.nbytes for s in r.slots] + [d for _, t in r.outputs for d in t.shape]
+        self.syms = list(dict.fromkeys(s for d in dims for s in dim_syms(d)))      # those that the layout depends on
         self.lock = threading.Lock()
         self.items = self.joined = 0
 
@@ -133,10 +150,13 @@ class BatchedRegion:
 
     def _layout(self, syms: list[dict[Sym, int]]) -> Layout:
         """The layout for these dimensions; the newest few are kept."""
-        key = tuple(tuple(s.values()) for s in syms)
+        key = tuple(tuple(s[name] for name in self.syms) for s in syms)
         layout = self.layouts.pop(key, None)
         if layout is None:
-            layout = Layout(self.compiled, self.native, syms)
+            number = self.arena.number
+            layout = Layout(self.compiled, self.native, syms, self.arena)
+            if self.arena.number != number:              # the others' addresses are no longer valid
+                self.layouts.clear()
         self.layouts[key] = layout
         while len(self.layouts) > MAX_LAYOUTS:
             del self.layouts[next(iter(self.layouts))]
