@@ -350,6 +350,18 @@ def test_response_formats(server):
         assert re.fullmatch("[0-9]{4}", found["choices"][0]["message"]["content"])
 
 
+def test_grammars_at_once(server):
+    """Constrained and free texts in one batch, each as alone."""
+    def ask(i: int) -> str:
+        form = {"type": "regex", "regex": f"[a-z]{{{i}}} [0-9]{{2}}"} if i % 3 else {"type": "text"}
+        body = chat_body(response_format=form, seed=i, temperature=1.0, max_tokens=20)
+        return server.post(CHAT, body)[1]["choices"][0]["message"]["content"]
+    alone = [ask(i) for i in range(1, 9)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(1, 9))) == alone
+    assert all(re.fullmatch(f"[a-z]{{{i}}} [0-9]{{2}}", text) for i, text in enumerate(alone, 1) if i % 3)
+
+
 @pytest.mark.parametrize("choice, names", [("required", {"find", "visit"}),
                                            ({"type": "function", "function": {"name": "visit"}}, {"visit"})])
 def test_calls_of_tools(server, choice, names):
