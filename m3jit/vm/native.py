@@ -17,6 +17,7 @@ from m3jit.isa.cells import CellState
 from m3jit.isa.kv import KVStream
 from m3jit.isa.types import Tensor
 from m3jit.kernels.lowering import KV_BLOCKS
+from m3jit.vm.array_address import address_of
 from m3jit.vm.region_cells import RegionCells
 from m3jit.vm.region_exits import Way
 from m3jit.vm.region_streams import RegionStreams
@@ -180,7 +181,7 @@ class CompiledRegion:
         except MemoryError:
             return None, 0
         for word, a in fresh.items():
-            frame[word] = a.__array_interface__["data"][0]
+            frame[word] = address_of(a)
         layout.call()
         left = self.leave(frame, regs, fresh, held, syms)
         layout.owner.append(layout)
@@ -197,7 +198,7 @@ class CompiledRegion:
         for k, word in r.pointers:
             t = regs.get(k)
             alive.append(t)
-            frame[word] = t.data.__array_interface__["data"][0]
+            frame[word] = address_of(t.data)
         for k, word, how in self.scalars:
             v = regs.get(k)
             frame[word] = v if how == "i64" else struct.unpack("<q", struct.pack("<d", v))[0]
