@@ -100,6 +100,28 @@ def row_smollm2(args: argparse.Namespace) -> list[Row]:
     return compare("smollm2", path, args, {"generate": 2.2, "prompt": 3.0})
 
 
+def row_mamba(args: argparse.Namespace) -> list[Row]:
+    """State-space models: the shapes of benchmarks/mamba.py that the table names."""
+    from benchmarks import mamba
+    rows = []
+    for name in ("mamba-q8_0-130m", "mamba-f32-letters"):
+        path = Path(args.folder) / f"{name}.gguf"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mamba.write(path, mamba.MODELS[name])
+        rows += mamba.compare(name, path, args.peer_python, 2, PAIRS)
+    return rows
+
+
+def row_batch(args: argparse.Namespace) -> list[Row]:
+    """Eight contexts of SmolLM2 together."""
+    from benchmarks import batch
+    path = model_path(args)
+    if path is None:
+        return [Row("smollm2: 8 contexts", ">= 1.5, >= 0.5", "no model: `m3jit model get smollm2`", None)]
+    return batch.rows(path, args.peer_python, 2, PAIRS)
+
+
 def row_deep(args: argparse.Namespace) -> list[Row]:
     """Extra time per token behind 4,096 positions, 1.1B: time there less the time behind a short prompt."""
     title, path = "extra time per token at 4k context, 1.1B, against llama.cpp", made(args, "tinyllama-q4_k_m")
@@ -167,7 +189,8 @@ def _memory(name: str, path: Path, allowed: float) -> Row:
 
 
 ROWS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
-    "q4_k": row_q4_k, "q8_0": row_q8_0, "smollm2": row_smollm2, "deep": row_deep, "start": row_start,
+    "q4_k": row_q4_k, "q8_0": row_q8_0, "smollm2": row_smollm2, "mamba": row_mamba,
+    "batch": row_batch, "deep": row_deep, "start": row_start,
     "memory": row_memory}
 
 
