@@ -34,13 +34,12 @@ _CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End an answer before this text. Repeated: any.")
 @click.option("--context", type=click.IntRange(2), metavar="N", help="Tokens the conversation may have [the model's].")
-@click.option("--chat-template", type=click.File(encoding="utf-8"), metavar="FILE",
-              help="A jinja2 template in place of the model's.")
+@click.option("--chat-template", metavar="FILE", help="A jinja2 template in place of the model's.")
 @click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
 @click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory [three quarters of what is free].")
 def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | None, stops: tuple[str, ...],
-         context: int | None, chat_template: Any, threads: int | None, backend: str, memory_limit: int | None) -> int:
+         context: int | None, chat_template: str | None, threads: int | None, backend: str, memory_limit: int | None) -> int:
     """Talk with MODEL (a file, a folder or a model's name); an answer goes on from the state of the conversation."""
     from m3jit.api.conversation import Conversation
     from m3jit.cli.machine import limit_memory, show_progress
@@ -53,7 +52,7 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
         raise UserError(f"{model}: is no model file; `m3jit run` runs programs")
     options = model_options(sampling)
     talk = Conversation(what.reference, system, options=options, backend=backend, threads=threads, seed=seed,
-                        chat_template=None if chat_template is None else chat_template.read(), stop=stops,
+                        chat_template=template_text(chat_template), stop=stops,
                         context=context, max_tokens=sampling.get("max_tokens"), temperature=options.temperature,
                         top_k=options.top_k, top_p=options.top_p, min_p=options.min_p,
                         repeat_penalty=options.repeat_penalty)
@@ -68,6 +67,18 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
             break
     talk.close()
     return 0
+
+
+def template_text(path: str | None) -> str | None:
+    """The template in the file of --chat-template; None when the option is not given.  OSError; UserError: no UTF-8."""
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        raw = file.read()
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8; --chat-template takes a jinja2 text") from None
 
 
 class Session:

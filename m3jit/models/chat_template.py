@@ -54,7 +54,8 @@ class ChatTemplate:
         self.source = source if source is not None else tokenizer.chat_template
         if not self.source:
             raise UserError(f"{tokenizer.path}: has no chat template (metadata key 'tokenizer.chat_template'), so it "
-                            "was not made for conversations; run it without --chat, or give it a prompt as text")
+                            "was not made for conversations; give it a prompt as text (`m3jit run` without --chat), or a "
+                            "template (--chat-template FILE of `m3jit chat` and `m3jit serve`)")
         from jinja2 import TemplateSyntaxError
         try:
             self._template = _environment().from_string(self.source)
@@ -62,6 +63,9 @@ class ChatTemplate:
             raise ModelFileError(tokenizer.path, brief(error.message or str(error)).removesuffix("."),
                                  item=f"chat template, line {error.lineno}",
                                  expected="jinja2 with loop controls and generation blocks") from None
+        except (SyntaxError, *_FAILURES) as error:     # nested deeper than Python compiles, a NUL
+            raise ModelFileError(tokenizer.path, f"cannot be compiled: {brief(str(error) or type(error).__name__)}",
+                                 item="chat template") from None
 
     # Filling in.
 

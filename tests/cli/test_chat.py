@@ -123,7 +123,8 @@ def test_a_full_context_is_said(template):
 
 def test_wrong_usage(capfd, template, tmp_path):
     for arguments, code, words in ((["default", "--context", "1"], 2, "--context"), ([], 2, "MODEL"),
-                                   (["default", "--chat-template", tmp_path / "none"], 2, "none"),
+                                   (["default", "--chat-template", tmp_path / "none"], 1, "none: No such"),
+                                   (["default", "--chat-template", DEFAULT_MODEL], 1, "is not UTF-8; --chat-template"),
                                    ([EXAMPLES / "hello.m3asm"], 1, "is no model file")):
         got = call(capfd, "chat", *arguments)
         assert got.code == code and got.out == "" and words in got.err, got

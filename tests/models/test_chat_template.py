@@ -1,6 +1,7 @@
 """Chat templates: the constructs of published ones, control tokens in messages, and what broken ones say."""
 from __future__ import annotations
 
+import random
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -183,6 +184,32 @@ def test_an_unknown_construct_is_refused_at_once(source, line, said):
         ChatTemplate(NAMES, source)
 
 
+@pytest.mark.parametrize("source", ["{% for i in x %}" * 25 + "{% endfor %}" * 25, "{{ " + "(" * 3000, "a\0{{ 1 }}\0"])
+def test_a_template_that_cannot_be_compiled_is_refused_or_runs(source):
+    try:
+        assert "a" in ChatTemplate(NAMES, source).text(user("x"))
+    except ModelFileError as error:
+        assert "m.gguf: chat template" in str(error)
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+def test_damaged_templates_give_a_text_or_one_clear_error():
+    rng, outcomes = random.Random(5), {"text": 0, "refused": 0}
+    pieces = ["{%", "%}", "{{", "}}", "'", "(", ")", "|", "[", "]", "-", " ", "endif", "for", "in", ".", "0", "x", "\n"]
+    for _ in range(300):
+        source = list(getattr(chat_shapes, rng.choice(list(chat_shapes.EXPECTED))))
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(source))
+            source[at:at + rng.randint(0, 3)] = [rng.choice(pieces)] * rng.randint(0, 1)
+        try:
+            ChatTemplate(NAMES, "".join(source)).text(chat_shapes.TALK, now=DAY)
+            outcomes["text"] += 1
+        except UserError as error:
+            assert "m.gguf: " in str(error) and "chat template" in str(error)
+            outcomes["refused"] += 1
+    assert min(outcomes.values()) > 50, outcomes
+
+
 @pytest.mark.parametrize("source, line, said", [
     ("\n{{ 1 / 0 }}", 2, "division by zero"), ("{{ messages.clear() }}", 1, "unsafe|not safely"),
     ("\n\n{{ nobody() }}", 3, "'nobody' is undefined"), ("{{ messages[9].content }}", 1, "has no element 9"),
@@ -205,5 +232,5 @@ def test_a_template_may_refuse():
 
 
 def test_a_model_without_a_template():
-    with pytest.raises(UserError, match="m.gguf: has no chat template .*run it without --chat"):
+    with pytest.raises(UserError, match="m.gguf: has no chat template .*--chat-template FILE"):
         ChatTemplate(NAMES)
