@@ -97,8 +97,8 @@ class HostStreams:
         return self.finished and self._lock.acquire(blocking=False) and (self._lock.release() or True)
 
     def _advance(self, ring: Ring) -> None:
-        """Run the program until the ring has an item; when another thread runs it, wait for that."""
-        if self._lock.acquire(blocking=False):
+        """Run the program until the ring has an item; when another thread or a batch runs it, wait for that."""
+        if self.batch is None and self._lock.acquire(blocking=False):
             try:
                 try:
                     self._loop(lambda: ring.end > ring.taken)

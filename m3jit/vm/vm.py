@@ -174,6 +174,7 @@ class VM(HostStreams):
 
         Raises `Trap` (the main context's at once, another's when all others have ended), `LimitError`, `Deadlock`,
         `Interrupted`, `SinkClosed`, `StreamError`; partial files are removed in that case."""
+        self._not_in_a_batch()
         with self._timed(), interruptible(self.stop_word):
             try:
                 self._loop(lambda: False)
@@ -184,6 +185,10 @@ class VM(HostStreams):
                 raise
             self.close(complete=True)
         return self
+
+    def _not_in_a_batch(self) -> None:
+        if self.batch is not None:
+            raise UserError(f"{self.image.name}: takes part in a batch, which runs it (Batch.step, Batch.run)")
 
     def _fail(self, error: BaseException) -> None:
         """The run is over: no context goes on, partial files are removed; registers stay readable."""
@@ -208,6 +213,7 @@ class VM(HostStreams):
 
     def step(self, count: int = 1) -> int:
         """Execute `count` instructions, one at a time; how many were executed (fewer when the program ended)."""
+        self._not_in_a_batch()
         done = 0
         with self._lock:
             while done < count:

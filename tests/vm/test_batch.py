@@ -202,3 +202,23 @@ def test_prompts_take_turns_and_tokens_go_first(models):
 def test_rows_of_a_round(rows):
     with pytest.raises(UserError, match="a number of rows from 1"):
         Batch(rows=rows)
+
+
+def test_reading_the_output_of_a_machine_in_a_batch(models):
+    """`output` waits for the batch instead of running the machine; running it by hand is refused."""
+    vm, _ = machine(models, PROMPTS[0])
+    pieces = vm.output()
+    batch = Batch()
+    batch.add(vm)
+    batch.step()
+    for run in (vm.run, vm.step):
+        with pytest.raises(UserError, match="takes part in a batch, which runs it"):
+            run()
+    read: list[str] = []
+    thread = threading.Thread(target=lambda: read.extend(pieces))
+    thread.start()
+    while batch.members:
+        if not batch.step():
+            batch.wait(0.01)                             # the reader is behind
+    thread.join()
+    assert read == alone(models, PROMPTS[0])[0]
