@@ -12,9 +12,9 @@ from m3jit.errors import UserError
 WINDOW = 512
 
 
-@click.command(epilog="Perplexity = e^(mean of -log p) over all scored tokens. The text is cut into windows of N tokens, each "
-                      "read from an empty context; its first token is not scored. Tokens after the last whole window "
-                      "are left out.")
+@click.command(epilog="Perplexity = e^(mean of -log p) over all scored tokens. The text is cut into windows of N tokens, "
+                      "each read from an empty context; its first token is not scored. Tokens after the last whole "
+                      "window are left out.")
 @click.argument("model")
 @click.argument("file")
 @click.option("--window", "-w", type=click.IntRange(2), metavar="N",

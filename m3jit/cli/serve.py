@@ -58,8 +58,8 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
                             chat_template=_read(chat_template),
                             options=model_options({"kv_type": kv_type, "lora": lora}))
     vectors = Vectors(model, backend, threads, min(queue, WAITING_FOR_VECTORS))
-    server = Server(loaded, vectors, names or (os.path.basename(model),), host=host, port=port, batch=batch, queue=queue,
-                    limits=Limits(keys, max_body, drain))
+    server = Server(loaded, vectors, names or (os.path.basename(model),), host=host, port=port, batch=batch,
+                    queue=queue, limits=Limits(keys, max_body, drain))
     note(f"serving {found.name} at {server.url}/v1")
     try:
         server.run()

@@ -6,8 +6,8 @@ that one compiled program serves every request, and token ids instead of text fo
 Registers the host sets before the run: rTemp, rTopP, rMinP (floats), rTopK, rMaxTokens, rContext (positions that may be
 used), rWanted (log-probabilities: -1 none, else how many the host looks at) and rGuided (1: a grammar masks the draw).
 Sinks it attaches: TOKENS gets each token id (8 bytes), LOGPROBS before it, when asked for, the chosen token's
-log-probability (8 bytes, a float), the `BEST` largest ones (F32) and their tokens (I64).  GRAMMAR (m3jit.models.grammar)
-keeps the grammar's state in the context root.  rFinish says at the end why the text ended.
+log-probability (8 bytes, a float), the `BEST` largest ones (F32) and their tokens (I64).  GRAMMAR
+(m3jit.models.grammar) keeps the grammar's state in the context root.  rFinish says at the end why the text ended.
 
 The program of a conversation (`Options.conversation`) does not end with a text: it hands out the negative of rFinish in
 place of a token and senses the next prompt, whose first token gets position rPos.  At the end of its input it halts.

@@ -1,8 +1,8 @@
 """The scheduler of a server: one thread that runs all texts of a model together.
 
 Requests wait in a bounded queue; at most `batch` texts are generated at once, a round (`m3jit.Batch.step`) moves each
-of them by a token or by a chunk of its prompt, and texts join and leave between rounds.  What a text says does not depend
-on the others.
+of them by a token or by a chunk of its prompt, and texts join and leave between rounds.  What a text says does not
+depend on the others.
 """
 from __future__ import annotations
 

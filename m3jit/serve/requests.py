@@ -258,8 +258,8 @@ def completion_request(fields: Fields) -> CompletionRequest:
     text = text_request(fields, logprobs, grammar, fields.whole("max_tokens", 1, 2 ** 31 - 1, 16))
     fields.finish()
     if len(prompts) * text.choices > MOST_CHOICES:
-        raise ApiError(400, f"prompt: {len(prompts)} prompts, {text.choices} texts each; at most {MOST_CHOICES} texts in "
-                            "one request", "invalid_value", "prompt")
+        raise ApiError(400, f"prompt: {len(prompts)} prompts, {text.choices} texts each; at most {MOST_CHOICES} texts "
+                            "in one request", "invalid_value", "prompt")
     return CompletionRequest(text, prompts, echo)
 
 

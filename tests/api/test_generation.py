@@ -1,4 +1,4 @@
-"""Text from a model: the same tokens as the compiled program gives, log-probabilities, stop strings, limits, grammars."""
+"""Text from a model: the tokens of the compiled program, log-probabilities, stop strings, limits, grammars."""
 from __future__ import annotations
 
 import gc
@@ -26,7 +26,8 @@ def model() -> m3jit.LanguageModel:
 def program_text(seed: int = 1, backend: str = "auto", **options) -> str:
     """What the program of `m3jit compile` streams."""
     models = Models()
-    vm = m3jit.VM(models.program(models.load("default"), "default", Options(**options)), backend, 1, models=models, seed=seed)
+    program = models.program(models.load("default"), "default", Options(**options))
+    vm = m3jit.VM(program, backend, 1, models=models, seed=seed)
     vm.push_input(PROMPT)
     return "".join(vm.output())
 
@@ -148,7 +149,8 @@ def test_a_dropped_generation_frees_its_machine(model):
     (dict(top_p=1.5), "top_p: a number from 0 to 1 is expected, got 1.5"), (dict(top_k=-1), "top_k: a whole number"),
     (dict(top_k=True), "top_k"), (dict(max_tokens=0), "max_tokens: a whole number from 1"),
     (dict(logprobs=21), "logprobs: a whole number from 0 to 20"), (dict(seed=2 ** 64), "seed"),
-    (dict(stop=""), "stop: strings of 1"), (dict(context=0), "context"), (dict(heat=1), "no setting 'heat'; there are max"),
+    (dict(stop=""), "stop: strings of 1"), (dict(context=0), "context"),
+    (dict(heat=1), "no setting 'heat'; there are max"),
     (dict(grammar="{}"), "m3jit.Grammar is expected")], ids=str)
 def test_wrong_settings(model, settings, message):
     with pytest.raises(UserError, match=message):
@@ -169,13 +171,14 @@ def test_no_such_model():
 
 # -- grammars ---------------------------------------------------------------------------------------------------------
 
-SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Emma", "Anne"]}, "age": {"type": "integer", "maximum": 99}},
-          "required": ["name", "age"], "additionalProperties": False}
+SCHEMA = {"type": "object", "required": ["name", "age"], "additionalProperties": False,
+          "properties": {"name": {"enum": ["Emma", "Anne"]}, "age": {"type": "integer", "maximum": 99}}}
 
 
 def test_a_json_schema_is_kept(model):
     for seed in range(6):
-        generation = model.generate(PROMPT, seed=seed, temperature=1.5, grammar=m3jit.Grammar.of_schema(SCHEMA), max_tokens=200)
+        grammar = m3jit.Grammar.of_schema(SCHEMA)
+        generation = model.generate(PROMPT, seed=seed, temperature=1.5, grammar=grammar, max_tokens=200)
         value = json.loads(generation.result())
         assert generation.finish_reason == "stop"
         assert value["name"] in ("Emma", "Anne") and isinstance(value["age"], int) and value["age"] <= 99
@@ -225,15 +228,17 @@ def test_a_matcher_is_a_value(model):
 
 @pytest.mark.parametrize("grammar, message", [
     (m3jit.Grammar("json_schema", '{"type": "objectt"}'), "json_schema: Invalid type: objectt"),
-    (m3jit.Grammar("regex", "((("), "regex: .*unclosed group"), (m3jit.Grammar("lark", "start: foo"), "lark: .*unknown name"),
-    (m3jit.Grammar("gbnf", "root = 5"), "gbnf: "), (m3jit.Grammar("xml", ""), "no kind of grammar 'xml'; there are json_schema")],
+    (m3jit.Grammar("regex", "((("), "regex: .*unclosed group"),
+    (m3jit.Grammar("lark", "start: foo"), "lark: .*unknown name"), (m3jit.Grammar("gbnf", "root = 5"), "gbnf: "),
+    (m3jit.Grammar("xml", ""), "no kind of grammar 'xml'; there are json_schema")],
     ids=lambda g: getattr(g, "kind", ""))
 def test_wrong_grammars(model, grammar, message):
     with pytest.raises(UserError, match="(?s)" + message):
         model.generate(PROMPT, grammar=grammar)
 
 
-@pytest.mark.parametrize("schema, message", [("{", "is no JSON"), ([1], "an object was expected"), ("[1]", "an object")])
+@pytest.mark.parametrize("schema, message", [("{", "is no JSON"), ([1], "an object was expected"),
+                                             ("[1]", "an object")])
 def test_wrong_schemas(schema, message):
     with pytest.raises(UserError, match=message):
         m3jit.Grammar.of_schema(schema)

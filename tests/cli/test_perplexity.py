@@ -54,7 +54,8 @@ def said(model, size, windows):
     ids = model.model.tokenizer.encode(TEXT, add_bos=False, add_eos=False)
     parts = [ids[at:at + size] for at in range(0, len(ids) - size + 1, size)][:windows]
     loss = -np.concatenate([model.score(p) for p in parts]).astype(np.float64)
-    return f"perplexity {math.exp(loss.mean()):.4f}: {len(loss)} tokens in {len(parts)} windows of {size}, {loss.mean():.6f}"
+    mean = loss.mean()
+    return f"perplexity {math.exp(mean):.4f}: {len(loss)} tokens in {len(parts)} windows of {size}, {mean:.6f}"
 
 
 def test_the_command(capfd, model, tmp_path):

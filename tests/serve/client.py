@@ -155,3 +155,10 @@ class Gate:
     def release(self) -> None:
         """Allow all."""
         self.open = True
+
+
+def events(data: bytes) -> list[Any]:
+    """What a stream said."""
+    lines = [line for line in data.decode().split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    return [json.loads(line[6:]) if line != "data: [DONE]" else None for line in lines]
