@@ -44,6 +44,9 @@ class FolderTokenizer:
         folder = Path(path)
         self.path = os.fspath(folder / FILE_NAME)
         self._lock = threading.Lock()
+        if not (folder / FILE_NAME).exists():
+            raise ModelFileError(folder, f"holds no {FILE_NAME}", remedy="Other forms of tokenisers (tokenizer.model, "
+                                 "vocab.txt) are not read: load the folder with transformers' AutoTokenizer and save it.")
         self.json = read_json(folder / FILE_NAME, MAX_FILE_BYTES)
         self._config = read_json(folder / "tokenizer_config.json") \
             if (folder / "tokenizer_config.json").is_file() else {}

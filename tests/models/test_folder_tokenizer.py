@@ -45,7 +45,7 @@ def test_byte_pairs(tmp_path):
 @pytest.mark.parametrize("text, message", [
     ("", "not valid JSON"), ("[]", "is a list"), ("{}", "'none', which is not supported"),
     ('{"model": {"type": "Magic"}}', "'Magic', which is not supported"),
-    ('{"model": {"type": "BPE"}}', "cannot be read"), (None, "cannot be opened"),
+    ('{"model": {"type": "BPE"}}', "cannot be read"), (None, "holds no tokenizer.json. Other forms"),
     ('{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 4294967295}, "unk_token": "a"}, '
      '"added_tokens": []}', "ids below|cannot be read")])
 def test_a_damaged_file_is_refused(tmp_path, text, message):
