@@ -10,6 +10,7 @@ from m3jit.isa import types as T
 INLINE = ("imm", "from_scalar")           # operands without memory of their own
 FUSIBLE_RESULT = (T.F32, T.I32, T.I64, T.BOOL)
 MAX_MEMBERS = 64
+SHORT_ROW = 8192                          # columns of a row that one thread may do
 
 
 @dataclass(eq=False)
@@ -42,9 +43,10 @@ def access(operand: Node, shape: tuple[Dim, ...]) -> str | None:
     """How an operand is read over an iteration shape; None = needs a materialised broadcast.
 
     An operand of lower rank serves every row also where there is one row only: the rows of several contexts may become
-    one launch."""
+    one launch.  (Not where the row is so long that its parts should go to several threads.)"""
     s = (1,) * (len(shape) - operand.rank) + tuple(operand.shape)
-    if s == shape and (operand.rank == len(shape) or shape[-1] == 1):
+    if s == shape and (operand.rank == len(shape) or shape[-1] == 1 or not isinstance(shape[-1], int) or
+                       shape[-1] > SHORT_ROW):
         return "full"
     if all(d == 1 for d in s):
         return "one"
