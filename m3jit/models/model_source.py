@@ -5,7 +5,7 @@ keys that GGUF uses for the architecture.
 """
 from __future__ import annotations
 
-from typing import Any, Mapping, Protocol
+from typing import Any, Iterable, Mapping, Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from m3jit.models.model_error import ModelFileError
 BLOCK_TYPES = frozenset(d.name for d in WEIGHTS if d.is_block)
 FLOAT_TYPES = frozenset({d.name for d in WEIGHTS if not d.is_block} | {"F64"})      # F64 is rounded to F32 when read
 LAYER_PREFIX = "blk.{}."
+DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight", ".rotary_emb.inv_freq")        # what the metadata says as well
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -67,7 +68,12 @@ class Keys:
 
 
 def check_tensors(source: Source, expected: Shapes) -> None:
-    """Every tensor the program names exists with the shape it needs and a type the kernels run."""
+    """Every tensor the program names exists with the shape it needs and a type the kernels run.
+
+    A weight [.., N, K] may have a bias [.., N], and a gain [N] a bias [N], that `expected` does not name."""
+    biases = {name.removesuffix(".weight") + ".bias": shape[:-1] or shape for name, shape in expected.items()
+              if name.endswith(".weight")}
+    expected = expected | {name: shape for name, shape in biases.items() if name in source.tensors}
     for name, shape in expected.items():
         info = source.tensor(name)
         if tuple(info.shape) != shape:
@@ -79,3 +85,13 @@ def check_tensors(source: Source, expected: Shapes) -> None:
         if len(shape) == 1 and info.ggml_type.name not in FLOAT_TYPES:
             raise ModelFileError(source.path, f"has type {info.ggml_type.name}", item=f"tensor {name!r}",
                                  expected="a float type")
+
+
+def check_nothing_is_left(source: Source, used: Iterable[str], architecture: str) -> None:
+    """Every tensor of the source is used: what a file has beyond an architecture would change what it computes."""
+    left = sorted(set(source.tensors).difference(used))
+    for name in left:
+        if not name.endswith(DERIVED):
+            raise ModelFileError(source.path, f"is not part of architecture {architecture!r} as m3jit computes it",
+                                 item=f"tensor {name!r}", expected="none beside those it computes with",
+                                 remedy="The model is of a variant that is not supported; its results would be wrong.")

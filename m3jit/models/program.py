@@ -15,7 +15,7 @@ import numpy as np
 
 from m3jit.models import hosted, scoring
 from m3jit.models.adapters import Adapted, Adapter
-from m3jit.models.model_source import BLOCK_TYPES, Shapes, Source, check_tensors
+from m3jit.models.model_source import BLOCK_TYPES, Shapes, Source, check_nothing_is_left, check_tensors
 
 CHUNK = 64                          # prompt tokens of one pass: bounds the time between two interruptible points
 END_TOKENS = 8                      # tokens that end a text which a program tests for
@@ -46,6 +46,7 @@ class Writer:
     def __init__(self, source: Source, options: Options):
         self.source, self.options = source, options
         self.lines: list[str] = []
+        self.named: set[str] = set()            # weights of the model that the program names
         self.constants: dict[str, list[float]] = {}
         self.adapted = Adapted(options.adapters, source)
 
@@ -61,6 +62,7 @@ class Writer:
         return name in self.source.tensors
 
     def weight(self, register: str, name: str) -> None:
+        self.named.add(name)
         self(f"LOADI {register}, @model:{name}")
 
     def constant(self, register: str, name: str, values: Sequence[float]) -> None:
@@ -165,6 +167,7 @@ _ACTIVATION = {"SILU": "SILU", "GELU": "GELU", "GELU_TANH": "GELU", "RELU": "REL
 
 class Architecture(Protocol):
     """What the generation program asks of a model that generates: sizes, tensors, and its layers as lines."""
+    name: str                           # in files
     title: str                          # comment lines that open the program, without the leading "; "
     layers: int
     context: int                        # positions the program allows
@@ -183,8 +186,12 @@ def generation(make: Callable[[Source, Options], Architecture]) -> Compiler:
     """The compiler of an architecture that generates text: `make(source, options)` reads and checks its metadata."""
     def compiler(source: Source, reference: str, options: Options, ends: Sequence[int]) -> str:
         model = make(source, options)
-        check_tensors(source, model.tensors())
-        return generation_program(model, Writer(source, options), reference, list(ends)[:END_TOKENS])
+        expected = model.tensors()
+        check_tensors(source, expected)
+        w = Writer(source, options)
+        text = generation_program(model, w, reference, list(ends)[:END_TOKENS])
+        check_nothing_is_left(source, w.named.union(expected), model.name)
+        return text
     return compiler
 
 

@@ -108,6 +108,28 @@ def test_mistrals_window_is_kept(tmp_path):
         assert (a.tobytes() == b.tobytes()) is same
 
 
+def test_biases_that_a_file_has_are_added(folder, tmp_path):
+    """Optional biases of a llama file: zeros change no byte, others do."""
+    logits = []
+    for value in (None, 0.0, 0.5):
+        def change(keys, tensors, value=value):
+            if value is not None:
+                tensors["blk.0.ffn_down.bias"] = np.full(256, value, np.float32)
+                tensors["blk.1.attn_output.bias"] = np.full(256, value, np.float32)
+        path = rewritten(tiny_models.build(folder, "llama3/F32"), tmp_path / f"{value}.gguf", change)
+        logits.append(generate(path, "cpu", prompt=PROMPT, tokens=1)[2].get("rLogits").data)
+    assert (logits[0] == logits[1]).all() and np.abs(logits[0] - logits[2]).max() > 0.1
+
+
+def test_a_prompt_of_many_chunks_and_pages(folder):
+    """100 tokens, windows of 8, pages of 64 positions: chunks of 1, 7, 64 and all give the same logits."""
+    path = tiny_models.build(folder, "gemma3/Q4_K")
+    prompt = [4 + i * 37 % 256 for i in range(100)]
+    logits = {chunk: generate(path, "cpu", prompt=prompt, tokens=2, chunk=chunk)[2].get("rLogits").tobytes()
+              for chunk in (1, 7, 64, 100)}
+    assert len(set(logits.values())) == 1
+
+
 def rewritten(path: Path, to: Path, change) -> Path:
     """The file at `path` with other metadata or tensors: change(keys, tensors) edits {key: value}, {name: array}."""
     reader = gguf.GGUFReader(str(path))
@@ -140,6 +162,9 @@ def set_tensor(name, shape):
      r"'general.architecture': is 'made-up'; expected one of llama, .*gemma3"),
     ("qwen2", set_tensor("blk.1.attn_k.bias", 64), r"'blk.1.attn_k.bias': has shape \[64\]; expected shape \[128\]"),
     ("qwen2", lambda keys, tensors: tensors.pop("blk.0.attn_v.bias"), r"'blk.0.attn_v.bias': is missing"),
+    ("qwen2", set_tensor("blk.0.attn_q_norm.weight", 64),
+     r"'blk.0.attn_q_norm.weight': is not part of architecture 'qwen2' as m3jit computes it"),
+    ("llama3", set_tensor("blk.0.ffn_down.bias", 1), r"'blk.0.ffn_down.bias': has shape \[1\]; expected shape \[256\]"),
     ("qwen3", set_tensor("blk.0.attn_q_norm.weight", 64), r"has shape \[64\]; expected shape \[128\]"),
     ("gemma3", lambda keys, tensors: tensors.pop("blk.6.post_ffw_norm.weight"), r"'blk.6.post_ffw_norm.weight': is m"),
     ("phi3", set_tensor("blk.0.ffn_up.weight", (256, 256)), r"has shape \[256, 256\]; expected shape \[512, 256\]"),
