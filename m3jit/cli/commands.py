@@ -32,6 +32,7 @@ COMMANDS = {                                           # name -> (module, attrib
 
 ENVIRONMENT = [("M3_DEBUG=1", "show tracebacks"),
                ("M3JIT_CACHE_DIR", "where compiled code and repacked weights are kept (empty: nowhere)"),
+               ("M3JIT_API_KEY", "the key that clients of `m3jit serve` must have"),
                ("M3JIT_CPU", "instruction set level of the cpu backend: baseline, avx2, avx512, native")]
 
 

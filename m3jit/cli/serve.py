@@ -1,6 +1,7 @@
 """`m3jit serve`."""
 from __future__ import annotations
 
+import ipaddress
 import os
 
 import click
@@ -60,6 +61,8 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
     vectors = Vectors(model, backend, threads, min(queue, WAITING_FOR_VECTORS))
     server = Server(loaded, vectors, names or (os.path.basename(model),), host=host, port=port, batch=batch,
                     queue=queue, limits=Limits(keys, max_body, drain))
+    if not keys and not ipaddress.ip_address(server.host).is_loopback:
+        note(f"warning: whoever reaches {server.host} can use this server; give it an --api-key")
     note(f"serving {found.name} at {server.url}/v1")
     try:
         server.run()

@@ -68,3 +68,13 @@ def test_without_the_libraries(capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
     code, _, said = call(capfd, "serve")
     assert code == 6 and "pip install 'm3jit[serve]'" in said
+
+
+def test_an_open_address_without_a_key_is_warned_of(capfd, monkeypatch):
+    from m3jit.serve.server import Server
+    monkeypatch.setattr(Server, "run", lambda self: (self.engine.close(), self.socket.close()))
+    warning = "warning: whoever reaches 0.0.0.0 can use this server; give it an --api-key"
+    for options, expected in (([], True), (["--api-key", "k"], False)):
+        code, _, said = call(capfd, "serve", "--host", "0.0.0.0", "--port", "0", *options)
+        assert code == 0 and (warning in said) is expected and "serving" in said
+    assert "warning" not in call(capfd, "serve", "--port", "0").err
