@@ -320,7 +320,7 @@ def test_every_pre_tokeniser_compiles(tmp_path):
         assert Tokenizer(GGUFFile(path)).encode("It's 12345 é\n x", add_bos=False)
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("model", ["gpt2", "llama", "bert"])
 def test_every_single_bit_flip_is_read_or_refused(tmp_path, model):
     path = tmp_path / "flip.gguf"
     write(path, tokens=["<u>", "<s>", "a", "b", "ab", "ba", "é", "Ġ", "▁", "<0x41>", "<|im_end|>"], model=model,
