@@ -14,10 +14,13 @@ import gguf
 import numpy as np
 import pytest
 
+from m3jit.frontend import assemble
 from m3jit.models.architectures import ARCHITECTURES
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
+from m3jit.vm.batch import Batch
+from m3jit.vm.vm import VM
 from tests.models.test_llama import generate, register_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,6 +83,29 @@ def test_same_bytes_everywhere(family, folder):
     for chunk in (1, 7, len(PROMPT)):
         found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=2, chunk=chunk)
         assert found == tokens and others[logits] == registers[logits], chunk
+
+
+@pytest.mark.parametrize("family", ["gemma3", "phi3-long", "qwen3moe"])
+def test_batches_change_nothing(family, folder):
+    """Three texts of one model side by side: what each would be alone."""
+    path = tiny_models.build(folder, f"{family}/Q4_K")
+    models = Models()
+    text = models.assembly(models.load(str(path)), options=Options(max_tokens=3, temperature=0.9))
+    program = assemble(text.replace("OUTPUT TEXT MODEL=rModel", "OUTPUT TEXT LINE"))
+
+    def machine(i: int) -> tuple[VM, list[str]]:
+        vm, out = VM(program, models=models, seed=i, threads=1), []
+        vm.set_sink("OUTPUT", out.append)
+        vm.push_input(np.array(PROMPT[i:], np.int64))
+        return vm, out
+    batch, together = Batch(), [machine(i) for i in range(3)]
+    members = [batch.add(vm) for vm, _ in together]
+    batch.run()
+    assert [m.error for m in members] == [None] * 3 and batch.stats["shared_entries"] > 0
+    for i, (vm, out) in enumerate(together):
+        alone, expected = machine(i)
+        alone.run()
+        assert out == expected and vm.get("rLogits").tobytes() == alone.get("rLogits").tobytes()
 
 
 def test_the_context_option_decides_between_longropes_factors(folder):
