@@ -112,6 +112,17 @@ FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
         "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
         "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 8,
         "attention_bias": False}),
+    "jamba-experts": ("F32", 1, BASE | HYBRID | {
+        "model_type": "jamba", "architectures": ["JambaForCausalLM"], "num_hidden_layers": 4, "attn_layer_period": 4,
+        "attn_layer_offset": 1, "num_experts": 4, "num_experts_per_tok": 2, "expert_layer_period": 2,
+        "expert_layer_offset": 1, "mamba_dt_rank": 6, "mamba_d_state": 8}),
+    "granite-experts": ("F32", 1, BASE | HYBRID | {
+        "model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"], "num_hidden_layers": 2,
+        "layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2,
+        "intermediate_size": 40, "shared_intermediate_size": 96, "position_embedding_type": "nope",
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+        "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_chunk_size": 8,
+        "attention_bias": False}),
     "deepseek-v2": ("F32", 1, BASE | DEEPSEEK | {
         "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "q_lora_rank": None,
         "norm_topk_prob": False, "topk_method": "greedy", "rope_theta": 10000.0}),
@@ -191,10 +202,19 @@ def hybrid_shapes(config: dict[str, Any], i: int) -> dict[str, tuple[int, ...]]:
         mixer_shapes("mamba.", config, "mamba_", i)
     found["input_layernorm.weight"] = (width,)
     if kind == "jamba":
-        return found | {"pre_ff_layernorm.weight": (width,), "feed_forward.gate_proj.weight": (ffn, width),
-                        "feed_forward.up_proj.weight": (ffn, width), "feed_forward.down_proj.weight": (width, ffn)}
-    return found | {"post_attention_layernorm.weight": (width,), "shared_mlp.input_linear.weight": (2 * ffn, width),
-                    "shared_mlp.output_linear.weight": (width, ffn)}
+        found["pre_ff_layernorm.weight"] = (width,)
+        if config["num_experts"] > 1 and i % config["expert_layer_period"] == config["expert_layer_offset"]:
+            moe = expert_shapes(config | {"moe_intermediate_size": ffn})
+            return found | {part.replace("mlp.gate", "feed_forward.router").replace("mlp.", "feed_forward."): shape
+                            for part, shape in moe.items()}
+        return found | {"feed_forward.gate_proj.weight": (ffn, width), "feed_forward.up_proj.weight": (ffn, width),
+                        "feed_forward.down_proj.weight": (width, ffn)}
+    shared, count = config["shared_intermediate_size"], config["num_local_experts"]
+    experts = {"router.layer.weight": (count, width), "input_linear.weight": (count, 2 * ffn, width),
+               "output_linear.weight": (count, width, ffn)} if count else {}
+    return found | {f"block_sparse_moe.{part}": shape for part, shape in experts.items()} | {
+        "post_attention_layernorm.weight": (width,), "shared_mlp.input_linear.weight": (2 * shared, width),
+        "shared_mlp.output_linear.weight": (width, shared)}
 
 
 def layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -202,7 +222,7 @@ def layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     dim = config.get("head_dim", width // config["num_attention_heads"])
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     found: dict[str, tuple[int, ...]] = {"self_attn.o_proj.weight": (width, q), "mlp.down_proj.weight": (width, ffn)}
-    if "num_experts_per_tok" in config and kind != "granitemoehybrid":
+    if "num_experts_per_tok" in config and kind not in ("granitemoehybrid", "jamba"):
         del found["mlp.down_proj.weight"]
         found |= expert_shapes(config)
     if kind == "phi3":

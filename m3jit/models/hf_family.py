@@ -55,6 +55,7 @@ class Family:
     architecture: its name there, and the prefix of its keys.  tensors: name in the folder, without `prefixes`, -> name
     (a second "{}" numbers experts).  defaults: values of config.json that its authors leave out.  one_plus: gains are
     stored as w, meaning 1 + w.
+    with_experts: (key of config.json, family): what takes this one's place where the key is above 0.
     rope_pairing: "NEOX" for pairs (i, i + d/2), "NORM" for (2i, 2i + 1).  ignored: beginnings of tensor names that a
     program for text does not need.
     more: further keys (without the architecture's prefix) and tensors made from the configuration; checks the rest."""
@@ -65,6 +66,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     one_plus: bool = False
     rope_pairing: str = "NEOX"
+    with_experts: tuple[str, "Family"] | None = None
     prefixes: tuple[str, ...] = ("model.", "")
     ignored: tuple[str, ...] = ()
 

@@ -87,7 +87,9 @@ class HFFolder:
         if kind not in FAMILIES:
             raise self.config.refuse("model_type", f"is {kind!r}, which is not supported",
                                      "one of " + ", ".join(sorted(FAMILIES)))
-        return FAMILIES[kind]
+        family = FAMILIES[kind]
+        other = family.with_experts
+        return other[1] if other is not None and self.config.get(other[0], int, 0) > 0 else family
 
     # Tensors.
 
@@ -160,7 +162,7 @@ class HFFolder:
     def tensor_bytes(self, name: str) -> np.ndarray:
         """The tensor's bytes, read-only uint8: a view of the map where they are used as they are stored."""
         info = self.tensor(name)
-        if info.stored and not info.how.values and not info.how.stacked:
+        if info.stored and info.how.is_view:
             return self._rows(info.stored[0], info.how)
         if name not in self._kept:
             if not info.stored:
@@ -178,8 +180,9 @@ class HFFolder:
         raw, shape = self._files.tensor_bytes(stored), self._files.tensors[stored].shape
         if how.rows is None:
             return raw
-        first, end = how.rows(shape[0])
-        return raw.reshape(shape[0], -1)[first:end].reshape(-1)
+        first, end = how.rows(shape[how.axis])
+        rows = raw.reshape(*shape[:how.axis + 1], -1)
+        return rows[:, first:end].reshape(-1) if how.inner else rows[first:end].reshape(-1)
 
     def _widened(self, stored: str) -> np.ndarray:
         """A stored tensor as F32."""

@@ -76,8 +76,9 @@ def mamba2(config: Config, keys: Metadata) -> Made:
 
 def jamba(config: Config, keys: Metadata) -> Made:
     _check_mixer(config, "mamba_")
-    if config.get("num_experts", int) != 1:
-        raise config.refuse("num_experts", f"is {config.get('num_experts', int)}", "1: a model without experts")
+    if config.get("num_experts", int) > 1:
+        keys |= {"expert_count": config.get("num_experts", int),
+                 "expert_used_count": config.get("num_experts_per_tok", int)}
     period, offset = config.get("attn_layer_period", int), config.get("attn_layer_offset", int)
     if not 0 <= offset < period:
         raise config.refuse("attn_layer_offset", f"is {offset}", f"a number below attn_layer_period, {period}")
@@ -92,9 +93,6 @@ def jamba(config: Config, keys: Metadata) -> Made:
 def granite(config: Config, keys: Metadata) -> Made:
     _check_mixer(config, "mamba_")
     config.need("attention_bias", False)
-    if config.get("num_local_experts", int, 0):
-        raise config.refuse("num_local_experts", f"is {config.get('num_local_experts', int)}",
-                            "0: a model without experts")
     config.need("position_embedding_type", "rope", "nope")
     kinds = config.get("layer_types", list)
     if len(kinds) != keys["block_count"] or not set(map(str, kinds)) <= _ATTENDS | _SCANS:
@@ -102,8 +100,13 @@ def granite(config: Config, keys: Metadata) -> Made:
                             f"{keys['block_count']} of {', '.join(sorted(_ATTENDS | _SCANS))}")
     kv_heads = config.get("num_key_value_heads", int)
     rotates = config.get("position_embedding_type", str, "nope") == "rope"
+    shared, count = config.get("shared_intermediate_size", int), config.get("num_local_experts", int, 0)
+    if count > 0:
+        keys |= {"expert_count": count, "expert_used_count": config.get("num_experts_per_tok", int),
+                 "expert_feed_forward_length": keys["feed_forward_length"], "expert_shared_feed_forward_length": shared}
+    else:
+        keys["feed_forward_length"] = shared
     keys |= {"attention.head_count_kv": np.array([kv_heads if kind in _ATTENDS else 0 for kind in kinds]),
-             "feed_forward_length": config.get("shared_intermediate_size", int),
              "ssm.inner_size": config.get("mamba_expand", int) * config.get("hidden_size", int),
              "ssm.time_step_rank": config.get("mamba_n_heads", int), "ssm.group_count": config.get("mamba_n_groups", int),
              "rope.scaling.finetuned": rotates, "attention.scale": config.get("attention_multiplier", float),
@@ -113,6 +116,19 @@ def granite(config: Config, keys: Metadata) -> Made:
     return add_rope(config, keys) if rotates else {}
 
 
+def granite_ffn(suffix: str) -> dict[str, Part]:
+    """Tensors of the feed-forward part that every token takes."""
+    return {"layers.{}.shared_mlp.input_linear.weight": [(f"blk.{{}}.ffn_gate{suffix}.weight", how.FIRST_HALF),
+                                                         (f"blk.{{}}.ffn_up{suffix}.weight", how.SECOND_HALF)],
+            "layers.{}.shared_mlp.output_linear.weight": f"blk.{{}}.ffn_down{suffix}.weight"}
+
+
+GRANITE_EXPERTS: dict[str, Part] = {
+    "layers.{}.block_sparse_moe.router.layer.weight": "blk.{}.ffn_gate_inp.weight",
+    "layers.{}.block_sparse_moe.input_linear.weight": [("blk.{}.ffn_gate_exps.weight", how.FIRST_HALVES),
+                                                       ("blk.{}.ffn_up_exps.weight", how.SECOND_HALVES)],
+    "layers.{}.block_sparse_moe.output_linear.weight": "blk.{}.ffn_down_exps.weight"}
+GRANITE = HYBRID_TENSORS | mixer("mamba", HEADS)
 _ATTENDS, _SCANS = {"attention", "full_attention"}, {"mamba", "linear_attention"}
 RECURRENT: dict[str, Family] = {
     "mamba": Family("mamba", BACKBONE | mixer("mixer", SELECTIVE), mamba, MAMBA_KEYS, prefixes=("backbone.", "")),
@@ -121,11 +137,12 @@ RECURRENT: dict[str, Family] = {
         "final_layernorm.weight": "output_norm.weight",
         "layers.{}.pre_ff_layernorm.weight": "blk.{}.ffn_norm.weight",
         **{f"layers.{{}}.feed_forward.{part}_proj.weight": f"blk.{{}}.ffn_{part}.weight" for part in ("gate", "up", "down")},
+        "layers.{}.feed_forward.router.weight": "blk.{}.ffn_gate_inp.weight",
+        **{f"layers.{{}}.feed_forward.experts.{{}}.{part}_proj.weight": (f"blk.{{}}.ffn_{part}_exps.weight", how.EXPERTS)
+           for part in ("gate", "up", "down")},
         **{f"layers.{{}}.mamba.{part}_layernorm.weight": f"blk.{{}}.ssm_{part}_norm.weight" for part in ("dt", "b", "c")},
     }, jamba, HYBRID_KEYS),
-    "granitemoehybrid": Family("granitehybrid", HYBRID_TENSORS | mixer("mamba", HEADS) | {
-        "layers.{}.shared_mlp.input_linear.weight": [("blk.{}.ffn_gate.weight", how.FIRST_HALF),
-                                                     ("blk.{}.ffn_up.weight", how.SECOND_HALF)],
-        "layers.{}.shared_mlp.output_linear.weight": "blk.{}.ffn_down.weight",
-    }, granite, HYBRID_KEYS),
+    "granitemoehybrid": Family("granitehybrid", GRANITE | granite_ffn(""), granite, HYBRID_KEYS, with_experts=(
+        "num_local_experts", Family("granitehybrid", GRANITE | GRANITE_EXPERTS | granite_ffn("_shexp"), granite,
+                                    HYBRID_KEYS))),
 }

@@ -17,12 +17,24 @@ Keys = Mapping[str, Any]                               # keys of the architectur
 
 @dataclass(frozen=True)
 class Transform:
-    """shape: from the stored shape to the tensor's.  rows: first row and end of what is used, of so many.  values:
-    computed from F32 to F32; None: bytes as stored.  stacked: several stored tensors along a new first axis."""
+    """shape: from the stored shape to the tensor's.  rows: first row and end of what is used, of so many; inner: of the
+    second axis, not the first.  values: computed from F32 to F32; None: bytes as stored.  stacked: several stored
+    tensors along a new first axis."""
     shape: Callable[[Shape, Keys], Shape] = lambda shape, keys: shape
     rows: Callable[[int], tuple[int, int]] | None = None
     values: Callable[[np.ndarray], np.ndarray] | None = None
     stacked: bool = False
+    inner: bool = False
+
+    @property
+    def axis(self) -> int:
+        """The axis of `rows`."""
+        return 1 if self.inner else 0
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the tensor's bytes lie in the file in one piece."""
+        return self.values is None and not self.stacked and not self.inner
 
     def shape_of(self, stored: Sequence[Shape], keys: Keys) -> Shape:
         """The tensor's shape; ValueError when the stored ones do not fit."""
@@ -30,10 +42,10 @@ class Transform:
         if any(other != shape for other in stored):
             raise ValueError(f"shapes {', '.join(map(str, sorted(set(stored))))}")
         if self.rows is not None:
-            if not shape:
-                raise ValueError("no rows")
-            first, end = self.rows(shape[0])
-            shape = (max(0, end - first), *shape[1:])
+            if len(shape) <= self.axis:
+                raise ValueError(f"{len(shape)} axes")
+            first, end = self.rows(shape[self.axis])
+            shape = (*shape[:self.axis], max(0, end - first), *shape[self.axis + 1:])
         shape = self.shape(shape, keys)
         return (len(stored), *shape) if self.stacked else shape
 
@@ -73,4 +85,6 @@ GROUPED = Transform(shape=_groups)
 EXPERTS = Transform(stacked=True)
 FIRST_HALF = Transform(rows=lambda n: (0, n // 2))
 SECOND_HALF = Transform(rows=lambda n: (n // 2, n))
+FIRST_HALVES = Transform(rows=lambda n: (0, n // 2), inner=True)               # of each expert
+SECOND_HALVES = Transform(rows=lambda n: (n // 2, n), inner=True)
 AFTER_TWO = Transform(rows=lambda n: (2, n))           # positions that RoBERTa counts from 2
