@@ -41,6 +41,7 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
           backend: str, memory_limit: int | None, kv_type: str | None, lora: tuple[str, ...]) -> int:
     """Serve MODEL (a file, a name, or the embedded default) over HTTP, as OpenAI's clients expect it."""
     from m3jit.api.generation import load_model
+    from m3jit.cli.chat import template_text
     from m3jit.cli.machine import limit_memory
     from m3jit.cli.sampling import model_options
     from m3jit.cli.terminal import note
@@ -56,7 +57,7 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
     loaded = None
     if found.generates:
         loaded = load_model(model, backend=backend, threads=threads, context=context,
-                            chat_template=_read(chat_template),
+                            chat_template=template_text(chat_template),
                             options=model_options({"kv_type": kv_type, "lora": lora}))
     vectors = Vectors(model, backend, threads, min(queue, WAITING_FOR_VECTORS))
     server = Server(loaded, vectors, names or (os.path.basename(model),), host=host, port=port, batch=batch,
@@ -70,10 +71,3 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
         pass
     note("stopped")
     return 0
-
-
-def _read(path: str | None) -> str | None:
-    if path is None:
-        return None
-    with open(path, encoding="utf-8") as file:
-        return file.read()

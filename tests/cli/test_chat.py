@@ -190,3 +190,9 @@ def test_notes_about_the_end_of_an_answer(capfd):
         Session(talk(["a\n"], reason), terminal=True).take("Hello")
         out, err = capfd.readouterr()
         assert out == "a\n" and (words in err if words else err == "")
+
+
+def test_a_server_wants_a_template_that_is_text_too(capfd):
+    pytest.importorskip("starlette")
+    got = call(capfd, "serve", "default", "--port", "0", "--chat-template", DEFAULT_MODEL)
+    assert got.code == 1 and "is not UTF-8; --chat-template takes a jinja2 text" in got.err
