@@ -4,9 +4,9 @@
 
 Tiny random models are made anew (tools/make_tiny_*.py) and must have the bytes the oracle saw.  "error" is the distance
 of our logits at the last position (of vectors: all elements) from the unrounded model, beside the peer's own; "tokens"
-are greedy ones, compared up to the first whose margin at the peer is within its error.  Met: an error of at most 1.5 times
-the peer's (rounding, and the order of sums, fall as they may), and equal tokens.  Folders are run without a cache, which
-no peer rounds there; a second row with it.  Real models are shown where they have been obtained.
+are greedy ones, compared up to the first whose margin at the peer is within its error.  Met: an error of at most 1.5
+times the peer's (rounding, and the order of sums, fall as they may), and equal tokens.  Folders are run without a
+cache, which no peer rounds there; a second row with it.  Real models are shown where they have been obtained.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,16 @@ def read(name: str) -> dict[str, Any]:
     return json.loads(gzip.decompress((ORACLES / name).read_bytes()))
 
 
-def run(path: Path, prompt: list[int], tokens: int, change: Callable[[str], str] = lambda text: text) \
-        -> tuple[np.ndarray, list[int]]:
-    """The logits behind the prompt (or behind its last token but `tokens` generated), and greedy tokens, through ends."""
+def run(path: Path, prompt: list[int], tokens: int, change: Callable[[str], str] = lambda text: text,
+        adapters: Sequence[tuple[Path, float]] = ()) -> tuple[np.ndarray, list[int]]:
+    """The logits from which the last of so many greedy tokens is taken, and the tokens; ends do not end it."""
     from m3jit.frontend import assemble
     from m3jit.models.program import Options
     from m3jit.models.provider import Models
     from m3jit.vm.vm import VM
     models = Models()
-    text = change(models.assembly(models.load(str(path)), options=Options(max_tokens=tokens)))
+    loaded = tuple(models.adapter(str(file), scale) for file, scale in adapters)
+    text = change(models.assembly(models.load(str(path)), options=Options(max_tokens=tokens, adapters=loaded)))
     text = text.replace("STREAM rToken, OUTPUT TEXT MODEL=rModel", "STREAM rToken, OUTPUT TEXT LINE")
     text = "\n".join("    NOP" if line.strip() == "IF_EQUAL done" else line for line in text.splitlines())
     vm, out = VM(assemble(text), backend="cpu", models=models), []
@@ -76,8 +77,9 @@ def files(folder: Path) -> Iterator[tuple[str, str, Callable[[], Path], dict[str
             yield (f"llama/{name}", "llama.cpp", lambda name=name: make_tiny_models.build(folder, (name,))[name], row,
                    oracle["prompt"], 0.0)
     for module, file, start in ((make_tiny_architectures, "tiny_architectures", 0.0),
-                                (make_tiny_recurrent, "tiny_recurrent", SUMS), (make_tiny_deepseek, "tiny_deepseek", 0.0),
-                                (make_tiny_bitnet, "tiny_bitnet", 0.0), (make_tiny_bitnet, "tiny_bitnet_relu2", F16_CACHE)):
+                                (make_tiny_recurrent, "tiny_recurrent", SUMS),
+                                (make_tiny_deepseek, "tiny_deepseek", 0.0), (make_tiny_bitnet, "tiny_bitnet", 0.0),
+                                (make_tiny_bitnet, "tiny_bitnet_relu2", F16_CACHE)):
         oracle = read(f"{file}.json.gz")
         prefix = {"make_tiny_deepseek": "deepseek2/", "make_tiny_bitnet": "bitnet/"}.get(module.__name__, "")
         for name, row in oracle["models"].items():
@@ -93,15 +95,37 @@ def file_rows(folder: Path, only: str) -> Iterator[Row]:
         path = make()
         if make_tiny_models.sha256(path) != row["sha256"]:
             raise SystemExit(f"{name}: is not the file the peer ran; the oracle is out of date")
-        own = np.abs(run(path, prompt, 1)[0] - np.array(row["exact_logits"]))
-        here = np.abs(np.array(row["logits"]) - np.array(row["exact_logits"]))
-        theirs = max(row["max_error"], float(here.max())), max(row["mean_error"], float(here.mean()))
-        bound = max(theirs[0], start / 1.5)
-        until = next((i for i, margin in enumerate(row["margin"]) if margin <= bound), len(row["margin"]))
-        found = run(path, prompt, len(row["tokens"]))[1]
-        same = next((i for i in range(until) if found[i] != row["tokens"][i]), until)
-        yield Row(name, peer, (float(own.max()), float(own.mean())), theirs, f"{same} of {until}",
-                  own.max() <= 1.5 * bound + (start if start == SUMS else 0) and same == until)
+        yield compared(name, peer, path, row, prompt, start)
+
+
+def compared(name: str, peer: str, path: Path, row: dict[str, Any], prompt: list[int], start: float,
+             adapters: Sequence[tuple[Path, float]] = ()) -> Row:
+    """What m3jit computes against an oracle's row."""
+    own = np.abs(run(path, prompt, 1, adapters=adapters)[0] - np.array(row["exact_logits"]))
+    here = np.abs(np.array(row["logits"]) - np.array(row["exact_logits"]))
+    theirs = max(row["max_error"], float(here.max())), max(row["mean_error"], float(here.mean()))
+    bound = max(theirs[0], start / 1.5)
+    until = next((i for i, margin in enumerate(row["margin"]) if margin <= bound), len(row["margin"]))
+    found = run(path, prompt, len(row["tokens"]), adapters=adapters)[1]
+    same = next((i for i in range(until) if found[i] != row["tokens"][i]), until)
+    return Row(name, peer, (float(own.max()), float(own.mean())), theirs, f"{same} of {until}",
+               own.max() <= 1.5 * bound + (start if start == SUMS else 0) and same == until)
+
+
+def adapter_rows(folder: Path, only: str) -> Iterator[Row]:
+    """Models with low-rank adapters."""
+    import make_tiny_adapters as tiny
+    import make_tiny_architectures
+    from make_tiny_models import sha256
+    oracle = read("tiny_adapters.json.gz")
+    for case, (model, wanted) in tiny.CASES.items():
+        name, row = f"adapters/{case}, {model}", oracle["cases"][case]
+        if only not in name:
+            continue
+        adapters = [(tiny.build(folder, adapter), scale) for adapter, scale in wanted]
+        if {adapter: sha256(file) for (adapter, _), (file, _) in zip(wanted, adapters)} != row["sha256"]:
+            raise SystemExit(f"{name}: is not what the peer ran; the oracle is out of date")
+        yield compared(name, "llama.cpp", make_tiny_architectures.build(folder, model), row, oracle["prompt"], 0.0, adapters)
 
 
 def folder_rows(folder: Path, only: str) -> Iterator[Row]:
@@ -189,6 +213,8 @@ def main() -> int:
               flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for row in file_rows(Path(folder), wanted.only):
+            show(row)
+        for row in adapter_rows(Path(folder), wanted.only):
             show(row)
         for row in folder_rows(Path(folder) / "folders", wanted.only):
             show(row)

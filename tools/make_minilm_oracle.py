@@ -16,12 +16,14 @@ from transformers import AutoModel, AutoTokenizer
 
 TEXTS = [
     "guitar", "instrument", "A man plays a wooden instrument with six strings.", "Someone is playing the guitar.",
-    "The parliament adopted the budget on Tuesday.", "naïve Café, ÅNGSTRÖM & 東京タワー 3.1415!", "", " ".join(["river"] * 300),
+    "The parliament adopted the budget on Tuesday.", "naïve Café, ÅNGSTRÖM & 東京タワー 3.1415!", "",
+    " ".join(["river"] * 300),
 ]
 
 
 def main(folder: str, output: str) -> None:
-    model, tokenizer = AutoModel.from_pretrained(folder, dtype=torch.float64).eval(), AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float64).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = []
     for text in TEXTS:
         ids = tokenizer(text)["input_ids"]

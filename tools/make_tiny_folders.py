@@ -1,8 +1,8 @@
 """Write tiny random models as Hugging Face folders, and store what transformers computes with them.
 
-Weights come from SplitMix64 over (seed, tensor name, element number), as in `make_tiny_models.py`, so folders are a pure
-function of the seed; they are made where they are needed and never stored. tests/oracles/folder_logits.json.gz holds
-the SHA-256 of each folder's weights and what transformers (float32 and float64, eager attention) computes.
+Weights come from SplitMix64 over (seed, tensor name, element number), as in `make_tiny_models.py`, so folders are a
+pure function of the seed; they are made where they are needed and never stored. tests/oracles/folder_logits.json.gz
+holds the SHA-256 of each folder's weights and what transformers (float32 and float64, eager attention) computes.
 
     python tools/make_tiny_folders.py DIRECTORY [--name NAME ...]
     python tools/make_tiny_folders.py --oracle tests/oracles/folder_logits.json.gz [--check]   (needs transformers)
@@ -42,9 +42,9 @@ HYBRID = {"hidden_act": "silu", "mamba_d_conv": 4, "mamba_expand": 2, "mamba_con
           "tie_word_embeddings": True}
 
 DEEPSEEK = {"hidden_act": "silu", "attention_bias": False, "num_key_value_heads": 4, "kv_lora_rank": 24,
-            "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 4, "n_shared_experts": 2,
-            "num_experts_per_tok": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 1, "n_group": 1,
-            "topk_group": 1, "routed_scaling_factor": 1.5, "tie_word_embeddings": False}
+            "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 4,
+            "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 1,
+            "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5, "tie_word_embeddings": False}
 
 # Name -> (how tensors are stored, files, config.json).
 FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -69,7 +69,8 @@ FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
         "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 6.0, "num_hidden_layers": 3, "rope_theta": 10000.0}),
     "gemma3": ("F32", 1, GEMMA | {
-        "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, "rope_parameters": {
+        "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7,
+        "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}),
     "phi3": ("F32", 1, BASE | {
@@ -100,8 +101,8 @@ FOLDERS: dict[str, tuple[str, int, dict[str, Any]]] = {
         "model_type": "mamba", "architectures": ["MambaForCausalLM"], "state_size": 8, "time_step_rank": 5,
         "tie_word_embeddings": True}),
     "mamba2": ("F32", 1, MAMBA | {
-        "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "state_size": 16, "num_heads": 8, "head_dim": 16,
-        "n_groups": 2, "chunk_size": 8, "tie_word_embeddings": False}),
+        "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "state_size": 16, "num_heads": 8,
+        "head_dim": 16, "n_groups": 2, "chunk_size": 8, "tie_word_embeddings": False}),
     "jamba": ("F32", 1, BASE | HYBRID | {
         "model_type": "jamba", "architectures": ["JambaForCausalLM"], "num_hidden_layers": 4, "attn_layer_period": 4,
         "attn_layer_offset": 1, "num_experts": 1, "mamba_dt_rank": 6, "mamba_d_state": 8, "use_mamba_kernels": False}),
@@ -273,7 +274,8 @@ def latent_shapes(config: dict[str, Any], i: int) -> dict[str, tuple[int, ...]]:
 def expert_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     width, mixtral = config["hidden_size"], config["model_type"] == "mixtral"
     ffn = config["intermediate_size" if mixtral else "moe_intermediate_size"]
-    count, prefix = config["num_local_experts" if mixtral else "num_experts"], "block_sparse_moe." if mixtral else "mlp."
+    count = config["num_local_experts" if mixtral else "num_experts"]
+    prefix = "block_sparse_moe." if mixtral else "mlp."
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     found: dict[str, tuple[int, ...]] = {f"{prefix}gate.weight": (count, width)}
     for e in range(count):
@@ -440,7 +442,8 @@ def main(arguments: list[str] | None = None) -> int:
             return int(max(apart.values()) > 1e-5)
         options.oracle.write_bytes(gzip.compress(json.dumps(found).encode(), mtime=0))
         for name, row in found["models"].items():
-            print(f"{name:12} float32 error {row['float32_error']:.2g}, std {np.std(row.get('logits', row['last'])):.2f}")
+            spread = np.std(row.get("logits", row["last"]))
+            print(f"{name:20} float32 error {row['float32_error']:.2g}, std {spread:.2f}")
     return 0
 
 

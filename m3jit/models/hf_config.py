@@ -141,8 +141,8 @@ class Rope:
                 "rope.scaling.yarn_beta_slow": self._own.get("beta_slow", float, 1.0)}
 
     def magnitude(self, context: int) -> float:
-        """What longrope multiplies cosines and sines by: sqrt(1 + ln s / ln trained), s = context / trained, where s > 1.
-        Source: Phi-3."""
+        """What longrope multiplies cosines and sines by: sqrt(1 + ln s / ln trained) where s = context / trained
+        is above 1.  Source: Phi-3."""
         stretch = self._own.get("factor", float, context / self.trained)
         usual = math.sqrt(1 + math.log(stretch) / math.log(self.trained)) if stretch > 1 and self.trained > 1 else 1.0
         return self._own.get("attention_factor", float, usual)

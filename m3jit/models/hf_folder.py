@@ -1,7 +1,8 @@
 """A Hugging Face folder (config.json, safetensors, tokenizer.json) as a source of architectures.
 
 It answers with the keys and tensor names that GGUF uses (`hf_families.py`), and with the tensors GGUF files hold:
-- gains stored as w but meaning 1 + w (gemma) are read as the sum, rounded once to F32, and the like (`hf_transforms.py`);
+- gains stored as w but meaning 1 + w (gemma) are read as the sum, rounded once to F32, and the like
+  (`hf_transforms.py`);
 - factors of the rotation that follow from config.json appear as tensors, as converters write them.
 One thing differs: rows of the query and key matrices are in the original order, so rotary pairs are (i, i + d/2), which
 is said by `rope_pairing`. F32, F16 and BF16 weights are used as they are stored.
@@ -102,7 +103,8 @@ class HFFolder:
                     continue
                 others = parts.setdefault(name, (how, {}))[1]
                 if number in others:
-                    raise self._fail(stored, f"is {name} like tensor {others[number].name!r}", "one tensor for each part")
+                    raise self._fail(stored, f"is {name} like tensor {others[number].name!r}",
+                                     "one tensor for each part")
                 others[number] = stored
         found = {name: self._tensor(name, how, stored, keys) for name, (how, stored) in parts.items()}
         for name, values in self._made.items():
@@ -133,7 +135,8 @@ class HFFolder:
         raise self._fail(stored, f"is no part of {family.architecture} with {layers} layers",
                          "the tensors of that architecture")
 
-    def _tensor(self, name: str, how: Transform, stored: dict[int, StoredTensor], keys: Mapping[str, Any]) -> FolderTensor:
+    def _tensor(self, name: str, how: Transform, stored: dict[int, StoredTensor],
+                keys: Mapping[str, Any]) -> FolderTensor:
         inside = [stored[number] for number in sorted(stored)]
         for tensor in inside:
             if tensor.dtype not in READ_DTYPES or tensor.dtype != inside[0].dtype:

@@ -26,8 +26,11 @@ def mixer(prefix: str, one: dict[str, Part]) -> dict[str, Part]:
     """Tensors of a layer that scans; `one`: those only its kind has."""
     both: dict[str, Part] = {"in_proj.weight": "ssm_in.weight", "conv1d.weight": ("ssm_conv1d.weight", how.TAPS),
                              "conv1d.bias": "ssm_conv1d.bias", "out_proj.weight": "ssm_out.weight"}
-    return {f"layers.{{}}.{prefix}.{name}": f"blk.{{}}.{part}" if isinstance(part, str) else (f"blk.{{}}.{part[0]}", part[1])
-            for name, part in (both | one).items()}
+    found: dict[str, Part] = {}
+    for name, part in (both | one).items():
+        ours, transform = (part, how.AS_STORED) if isinstance(part, str) else part
+        found[f"layers.{{}}.{prefix}.{name}"] = (f"blk.{{}}.{ours}", transform)
+    return found
 
 
 SELECTIVE: dict[str, Part] = {"x_proj.weight": "ssm_x.weight", "dt_proj.weight": "ssm_dt.weight", "D": "ssm_d",
@@ -35,7 +38,8 @@ SELECTIVE: dict[str, Part] = {"x_proj.weight": "ssm_x.weight", "dt_proj.weight":
 HEADS: dict[str, Part] = {"A_log": ("ssm_a", how.HEAD_DECAY), "D": ("ssm_d", how.COLUMN), "dt_bias": "ssm_dt.bias",
                           "norm.weight": ("ssm_norm.weight", how.GROUPED)}
 BACKBONE: dict[str, Part] = {
-    "embeddings.weight": "token_embd.weight", "embedding.weight": "token_embd.weight", "norm_f.weight": "output_norm.weight",
+    "embeddings.weight": "token_embd.weight", "embedding.weight": "token_embd.weight",
+    "norm_f.weight": "output_norm.weight",
     "lm_head.weight": "output.weight", "layers.{}.norm.weight": "blk.{}.attn_norm.weight"}
 
 
@@ -108,7 +112,8 @@ def granite(config: Config, keys: Metadata) -> Made:
         keys["feed_forward_length"] = shared
     keys |= {"attention.head_count_kv": np.array([kv_heads if kind in _ATTENDS else 0 for kind in kinds]),
              "ssm.inner_size": config.get("mamba_expand", int) * config.get("hidden_size", int),
-             "ssm.time_step_rank": config.get("mamba_n_heads", int), "ssm.group_count": config.get("mamba_n_groups", int),
+             "ssm.time_step_rank": config.get("mamba_n_heads", int),
+             "ssm.group_count": config.get("mamba_n_groups", int),
              "rope.scaling.finetuned": rotates, "attention.scale": config.get("attention_multiplier", float),
              "embedding_scale": config.get("embedding_multiplier", float),
              "residual_scale": config.get("residual_multiplier", float),
@@ -136,11 +141,13 @@ RECURRENT: dict[str, Family] = {
     "jamba": Family("jamba", HYBRID_TENSORS | mixer("mamba", SELECTIVE) | {
         "final_layernorm.weight": "output_norm.weight",
         "layers.{}.pre_ff_layernorm.weight": "blk.{}.ffn_norm.weight",
-        **{f"layers.{{}}.feed_forward.{part}_proj.weight": f"blk.{{}}.ffn_{part}.weight" for part in ("gate", "up", "down")},
-        "layers.{}.feed_forward.router.weight": "blk.{}.ffn_gate_inp.weight",
-        **{f"layers.{{}}.feed_forward.experts.{{}}.{part}_proj.weight": (f"blk.{{}}.ffn_{part}_exps.weight", how.EXPERTS)
+        **{f"layers.{{}}.feed_forward.{part}_proj.weight": f"blk.{{}}.ffn_{part}.weight"
            for part in ("gate", "up", "down")},
-        **{f"layers.{{}}.mamba.{part}_layernorm.weight": f"blk.{{}}.ssm_{part}_norm.weight" for part in ("dt", "b", "c")},
+        "layers.{}.feed_forward.router.weight": "blk.{}.ffn_gate_inp.weight",
+        **{f"layers.{{}}.feed_forward.experts.{{}}.{part}_proj.weight":
+           (f"blk.{{}}.ffn_{part}_exps.weight", how.EXPERTS) for part in ("gate", "up", "down")},
+        **{f"layers.{{}}.mamba.{part}_layernorm.weight": f"blk.{{}}.ssm_{part}_norm.weight"
+           for part in ("dt", "b", "c")},
     }, jamba, HYBRID_KEYS),
     "granitemoehybrid": Family("granitehybrid", GRANITE | granite_ffn(""), granite, HYBRID_KEYS, with_experts=(
         "num_local_experts", Family("granitehybrid", GRANITE | GRANITE_EXPERTS | granite_ffn("_shexp"), granite,

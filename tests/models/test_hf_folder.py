@@ -314,8 +314,9 @@ def test_a_file_of_weights_points_to_its_folder(folders, capfd):
     assert "holds weights alone; give its folder" in capfd.readouterr().err
 
 
-ODD = [None, True, False, 0, 1, 2, 3, -1, 10**30, 0.5, -0.5, 1e-300, float("inf"), float("nan"), "silu", "auto", "x", [],
-       [1], {}, ["full_attention"], ["sliding_attention"] * 2, {"rope_type": "yarn"}, {"rope_type": "yarn", "factor": 2},
+ODD = [None, True, False, 0, 1, 2, 3, -1, 10**30, 0.5, -0.5, 1e-300, float("inf"), float("nan"), "silu", "auto", "x",
+       [], [1], {}, ["full_attention"], ["sliding_attention"] * 2, {"rope_type": "yarn"},
+       {"rope_type": "yarn", "factor": 2},
        {"rope_type": "yarn", "factor": 1e300}, {"type": "linear", "factor": 1e-300}, {"full_attention": 3},
        {"full_attention": {"rope_type": 3}}, {"type": "longrope", "factor": 3, "short_factor": [1], "long_factor": [1]},
        {"rope_type": "llama3", "factor": 1e-9, "low_freq_factor": 1e-9, "high_freq_factor": 1e9},
@@ -331,8 +332,9 @@ def test_any_configuration_is_compiled_or_refused(tmp_path_factory, data):
         make_tiny_folders.write_folder(folder, name)
         (word_pieces if name in ENCODERS else byte_pairs)(folder, 264)
     config = dict(make_tiny_folders.FOLDERS[name][2])
-    keys = sorted({*config, "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "head_dim", "text_config",
-                   "sliding_window_pattern", "partial_rotary_factor", "original_max_position_embeddings"})
+    keys = sorted({*config, "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "head_dim",
+                   "text_config", "sliding_window_pattern", "partial_rotary_factor",
+                   "original_max_position_embeddings"})
     config |= data.draw(st.dictionaries(st.sampled_from(keys), st.sampled_from(ODD), min_size=1, max_size=2))
     (folder / "config.json").write_text(json.dumps(config))
     try:

@@ -30,8 +30,8 @@ def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 SMALL = container({"__metadata__": {"format": "pt"}, "w": entry("F32", [2, 3], 0, 24),
-                   "half": entry("F16", [2], 24, 28), "ids": entry("I64", [1], 28, 36), "one": entry("BF16", [], 36, 38),
-                   "none": entry("F32", [0, 4], 38, 38)},
+                   "half": entry("F16", [2], 24, 28), "ids": entry("I64", [1], 28, 36),
+                   "one": entry("BF16", [], 36, 38), "none": entry("F32", [0, 4], 38, 38)},
                   VALUES.tobytes() + np.array([1, 2], np.float16).tobytes() + struct.pack("<q", 7) + b"\x80\x3f")
 
 
