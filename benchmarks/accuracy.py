@@ -125,7 +125,8 @@ def adapter_rows(folder: Path, only: str) -> Iterator[Row]:
         adapters = [(tiny.build(folder, adapter), scale) for adapter, scale in wanted]
         if {adapter: sha256(file) for (adapter, _), (file, _) in zip(wanted, adapters)} != row["sha256"]:
             raise SystemExit(f"{name}: is not what the peer ran; the oracle is out of date")
-        yield compared(name, "llama.cpp", make_tiny_architectures.build(folder, model), row, oracle["prompt"], 0.0, adapters)
+        path = make_tiny_architectures.build(folder, model)
+        yield compared(name, "llama.cpp", path, row, oracle["prompt"], 0.0, adapters)
 
 
 def folder_rows(folder: Path, only: str) -> Iterator[Row]:
