@@ -1,10 +1,10 @@
-"""Total tokens/s of 8 contexts that generate together, beside llama.cpp with 8 sequences in one batch and beside our own
-prompt rate in the same minutes.
+"""Total tokens/s of 8 contexts that generate together, beside llama.cpp with 8 sequences in one batch and beside our
+own prompt rate in the same minutes.
 
     python -m benchmarks.batch MODEL.gguf --peer-python PYTHON [--threads 2] [--pairs 7]
 
-Both sides: 48 greedy tokens of each of 8 contexts behind different prompts of 16 tokens, which are not timed; ends of the
-text are ignored.  Ours is timed from the first token of the last context to the last token of the first to finish.
+Both sides: 48 greedy tokens of each of 8 contexts behind different prompts of 16 tokens, which are not timed; ends of
+the text are ignored.  Ours is timed from the first token of the last context to the last token of the first to finish.
 Targets: 1.5 of llama.cpp, 0.5 of the prompt rate (which computes one row of logits for 128 tokens, where generating
 computes one for every token).
 """

@@ -4,8 +4,8 @@ A round (`step`) brings every machine to its next compiled region, to a wait or 
 enters the regions: machines at the same region enter it as one.  Each machine's results are the bytes it gives alone,
 whoever runs beside it.  A machine that waits for input is not waited for, and a machine alone enters at once.
 
-Machines join and leave between rounds.  In a round a machine retires at most `ROUND` instructions outside of regions and
-enters at most one region.  Entries that append few rows to key/value streams (a token) go first, then longer ones
+Machines join and leave between rounds.  In a round a machine retires at most `ROUND` instructions outside of regions
+and enters at most one region.  Entries that append few rows to key/value streams (a token) go first, then longer ones
 (a chunk of a prompt), those that have waited longest before the others, until the round has `rows` rows: so many
 prompts at once hold up generating machines by that much work and no more, and a prompt waits a bounded number of
 rounds.  Machines with several contexts, profiled and checked ones take part too, but enter their regions alone.
@@ -100,8 +100,8 @@ class Member:
 
 
 class Batch:
-    """Machines that run together.  `add` and `cancel` may be called from any thread, `step` and `run` from one at a time.
-    rows: about how many rows (tokens of all machines) a round may compute.
+    """Machines that run together.  `add` and `cancel` may be called from any thread, `step` and `run` from one at a
+    time.  rows: about how many rows (tokens of all machines) a round may compute.
 
     >>> batch = Batch(); batch.add(vm_1); batch.add(vm_2); batch.run()
     """
@@ -146,9 +146,14 @@ class Batch:
             self._news.clear()
             members, parked, ran = self.members, [], False
             with ExitStack() as locks:                  # of machines at a region: nobody changes what it was chosen by
-                for m in members:
-                    ran |= self._guarded(m, lambda m=m: self._advance(m, parked, locks))
-                self._enter(self._chosen(parked))
+                try:
+                    for m in members:
+                        ran |= self._guarded(m, lambda m=m: self._advance(m, parked, locks))
+                    self._enter(self._chosen(parked))
+                finally:                                # interrupted: nobody stays at a region without its lock
+                    for m in parked:
+                        if m.at is not None:
+                            m.put_off()
             self.rounds += ran
             return ran
 

@@ -153,7 +153,8 @@ class Jit:
             return None                          # the first instruction itself is the interpreter's
         return info.pc
 
-    def _enter(self, ctx: Any, regs: "ContextRegisters", region: CompiledRegion, syms: dict[Sym, int]) -> tuple[Any, int]:
+    def _enter(self, ctx: Any, regs: "ContextRegisters", region: CompiledRegion,
+               syms: dict[Sym, int]) -> tuple[Any, int]:
         """(exit or None, retired instructions); contexts that stand at the region too are served by the way."""
         def entry(c: Any, budget: int) -> Parked:
             made = Parked(self, c, ContextRegisters(c, self.machine), region, {})

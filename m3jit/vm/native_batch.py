@@ -21,8 +21,8 @@ MAX_LAYOUTS = 16
 
 
 class Layout:
-    """Frames of some contexts with everything that depends on their dimensions alone.  Temporaries lie in `arena`, which
-    all layouts of a region use, one at a time."""
+    """Frames of some contexts with everything that depends on their dimensions alone.  Temporaries lie in `arena`,
+    which all layouts of a region use, one at a time."""
 
     def __init__(self, region: CompiledRegion, native: Any, syms: Sequence[dict[Sym, int]], arena: "_Arena"):
         r, n = region.region, len(syms)
@@ -36,7 +36,7 @@ class Layout:
             self.frames[:, slot.word] = start + np.cumsum(size) - size
         for word, address in region._weights():
             self.frames[:, word] = address
-        self.results = []                        # word, element type, first element of each context (and the end), bytes to it
+        self.results = []          # word, element type, first element of each context (and the end), bytes to it
         for word, t in r.outputs:
             counts = [int(np.prod(stored_shape(t, s), dtype=np.int64)) for s in syms]
             firsts = np.cumsum([0, *counts])

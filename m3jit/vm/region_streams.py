@@ -32,8 +32,8 @@ class _Stream:
 
 
 class RegionStreams:
-    """uses: the layers of streams the region reads or appends to.  lengths: (state register, layer, word) of those whose
-    length it asks for."""
+    """uses: the layers of streams the region reads or appends to.  lengths: (state register, layer, word) of those
+    whose length it asks for."""
 
     def __init__(self, uses: Sequence[KvUse], lengths: Iterable[tuple[Any, int, int]]):
         of: dict[Any, tuple[list, list]] = {}

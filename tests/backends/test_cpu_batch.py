@@ -173,7 +173,8 @@ def test_random_plans_give_each_context_what_it_gets_alone(part, level):
 
 def launch_plan(replicated: bool) -> Plan:
     """One launch by row."""
-    words = {w: Scalar("frame", "i64" if w == IN else "ptr", attrs={"word": w}) for w in (BUFFER, SHARED, BUFFER + 1, IN)}
+    words = {w: Scalar("frame", "i64" if w == IN else "ptr", attrs={"word": w})
+             for w in (BUFFER, SHARED, BUFFER + 1, IN)}
     launch = Launch(KERNEL, [words[BUFFER], words[SHARED], words[BUFFER + 1], words[IN], const(COLUMNS), const(7)], "",
                     True, replicated, 3, {0: const(8 * COLUMNS), 2: const(8 * COLUMNS)})
     return Plan("rows", PLAN_WORDS, [PlanBlock("entry", body=[*words.values(), launch], end=Exit(0, []))])

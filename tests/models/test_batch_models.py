@@ -1,5 +1,5 @@
-"""Models in batches: machines with prompts of different lengths give the tokens and registers they give alone, for every
-kind of layer, greedily and sampled, on every CPU level and thread count."""
+"""Models in batches: machines with prompts of different lengths give the tokens and registers they give alone, for
+every kind of layer, greedily and sampled, on every CPU level and thread count."""
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,5 @@
-"""Contexts of one machine that yield in front of a region: it is run once for all of them, and every item of every stream,
-every register and every counter is as if each had run it in its turn."""
+"""Contexts of one machine that yield in front of a region: it is run once for all of them, and every item of every
+stream, every register and every counter is as if each had run it in its turn."""
 from __future__ import annotations
 
 import numpy as np
@@ -67,8 +67,8 @@ def run(source: str, backend: str = "cpu", sink=None) -> tuple[m3jit.VM, list, d
     remove = vm.scheduler.remove
 
     def ended(ctx):
-        ends[ctx.id] = ({str(k): exact(v) for k, v in ctx.live_registers().items() if k.index != 8}, ctx.retired, ctx.rng,
-                        str(ctx.trap))
+        registers = {str(k): exact(v) for k, v in ctx.live_registers().items() if k.index != 8}
+        ends[ctx.id] = (registers, ctx.retired, ctx.rng, str(ctx.trap))
         remove(ctx)
     vm.scheduler.remove = ended
     try:

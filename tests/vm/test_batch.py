@@ -11,7 +11,8 @@ from m3jit.errors import Interrupted, LimitError, Trap, UserError
 from m3jit.models.provider import Models
 from m3jit.vm.batch import Batch
 
-PROMPTS = ["It is a truth", "The carriage stopped at the door, and she", "No", "Emma Woodhouse, handsome, clever, and rich",
+PROMPTS = ["It is a truth", "The carriage stopped at the door, and she", "No",
+           "Emma Woodhouse, handsome, clever, and rich",
            "My dear Mr. Bennet, said his lady to him one day, have you heard that", "She had been"]
 
 
@@ -103,7 +104,8 @@ def test_errors_end_one_machine_alone(models):
     batch.run()
     assert sorted(ends) == ["bad Trap", "good NoneType", "limited LimitError", "stopped Interrupted"]
     assert text == alone(models, PROMPTS[0])[0]
-    assert isinstance(bad.error, Trap) and isinstance(stopped.error, Interrupted) and isinstance(limited.error, LimitError)
+    assert isinstance(bad.error, Trap) and isinstance(stopped.error, Interrupted)
+    assert isinstance(limited.error, LimitError)
 
 
 def test_a_machine_is_added_once(models):
@@ -178,8 +180,8 @@ def test_alone_in_a_batch_a_machine_enters_at_once(models):
 
 
 def test_prompts_take_turns_and_tokens_go_first(models):
-    """With room for 40 rows a round and prompts of two chunks, one chunk goes on each round, in turn; the generating machine
-    gets a token in every one."""
+    """With room for 40 rows a round and prompts of two chunks, one chunk goes on each round, in turn; the generating
+    machine gets a token in every one."""
     (first, text), rest = machine(models, PROMPTS[0], tokens=30), [machine(models, "the " * 100, i) for i in range(3)]
     batch = Batch(rows=40)
     batch.add(first)

@@ -15,9 +15,9 @@ from tests.api.random_programs import array, generate
 from tests.backends.cpu_engines import LEVELS
 
 COLUMNS = 48
-STATEMENTS = ("MATVEC rX, rX, rW", "MUL rX, rX, rY", "ADD rX, rX, rB", "SILU rY, rX", "SOFTMAX rY, rX AXIS=1", "ADD rX, rX, rY",
-              "MATVEC rY, rX, rW2 TRANSPOSE", "TANH rY, rY", "ARGMAX rA, rX, AXIS=1", "REDUCE rS, rX SUM AXIS=1 KEEPDIMS",
-              "SUB rX, rX, rS", "TRANSPOSE rT, rX", "GETELEM rE, rX, INDEX=3")
+STATEMENTS = ("MATVEC rX, rX, rW", "MUL rX, rX, rY", "ADD rX, rX, rB", "SILU rY, rX", "SOFTMAX rY, rX AXIS=1",
+              "ADD rX, rX, rY", "MATVEC rY, rX, rW2 TRANSPOSE", "TANH rY, rY", "ARGMAX rA, rX, AXIS=1",
+              "REDUCE rS, rX SUM AXIS=1 KEEPDIMS", "SUB rX, rX, rS", "TRANSPOSE rT, rX", "GETELEM rE, rX, INDEX=3")
 REGISTERS = "rX rY rW rW2 rG rB rN rFuse rI rE rS rA rT rQ".split()
 GROWS = "NORM rX, rX, rG RMS EPS=1e-5"
 
@@ -31,11 +31,12 @@ def program(rng: random.Random) -> m3jit.Program:
         return lines
     lines = ["LOADI rI, 0", "LOADI rE, 0.0", "REDUCE rS, rX SUM AXIS=1 KEEPDIMS", "loop:", "SUB rFuse, rFuse, 1"]
     for i in range(rng.randint(1, 3)):
-        lines += [f"GETELEM rE, rX, INDEX={rng.randrange(2 * COLUMNS)}", f"COMPARE rE, {rng.choice(('0.0', '-0.3', '0.4'))}",
-                  f"IF_LESS other_{i}", *block(f"one_{i}"), f"JUMP after_{i}", *block(f"other_{i}"), f"after_{i}:", "NOP"]
+        lines += [f"GETELEM rE, rX, INDEX={rng.randrange(2 * COLUMNS)}",
+                  f"COMPARE rE, {rng.choice(('0.0', '-0.3', '0.4'))}", f"IF_LESS other_{i}", *block(f"one_{i}"),
+                  f"JUMP after_{i}", *block(f"other_{i}"), f"after_{i}:", "NOP"]
     lines += ["ADD rI, rI, 1", "COMPARE rI, rN", "IF_LESS loop"]
     if rng.random() < 0.5:
-        lines.append("STREAM rI TENSOR")                       # a slow instruction: machines leave the region, and meet again
+        lines.append("STREAM rI TENSOR")               # a slow instruction: machines leave the region, and meet again
         lines += ["ADD rN, rN, -1", "LOADI rI, 0", "COMPARE rN, 2", "IF_GREATER loop"]
     names = [f".reg {name} R{i}" for i, name in enumerate(REGISTERS)]
     return m3jit.assemble("\n".join([*names, *lines, "HALT"]))
@@ -68,7 +69,8 @@ def test_each_machine_ends_as_it_does_alone(level, seeds):
         code, g = program(rng), np.random.default_rng(seed)
         shared = {"rW": Tensor.of(g.standard_normal((COLUMNS, COLUMNS)).astype(np.float32)),
                   "rW2": Tensor.of(g.standard_normal((COLUMNS, COLUMNS)).astype(np.float32)),
-                  "rG": Tensor.of(np.ones(COLUMNS, np.float32)), "rB": Tensor.of(g.standard_normal(COLUMNS).astype(np.float32))}
+                  "rG": Tensor.of(np.ones(COLUMNS, np.float32)),
+                  "rB": Tensor.of(g.standard_normal(COLUMNS).astype(np.float32))}
         n, threads = rng.randint(2, 5), rng.randint(1, 3)
         alone = [prepared(code, 10 * seed + i, shared, level, threads) for i in range(n)]
         for vm in alone:

@@ -21,7 +21,7 @@ from m3jit.backends.cpu.runtime_batch import ARGUMENT_WORDS, HEAD_WORDS, ROWS, W
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.backends.cpu.text import LLVM_TYPE, literal
 from m3jit.ir.loop import Kernel
-from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll, Retire, Scalar,
+from m3jit.ir.plan import (Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll, Retire, Scalar,
                            StoreFrame)
 
 SYMBOL = "region"
@@ -127,7 +127,8 @@ class _BatchRenderer(RegionRenderer):
         """body() for every active context, %frame and its number at hand.  kept: the body ends in a jump to
         `self.stay` or `self.latch`; only contexts that stay remain active."""
         w = self.w
-        before, head, inside, self.stay, self.latch, end = (w.block, *map(w.new_block, ("each", "one", "stay", "latch", "end")))
+        before = w.block
+        head, inside, self.stay, self.latch, end = map(w.new_block, ("each", "one", "stay", "latch", "end"))
         n = w.op("load i64, ptr %activep, align 8")
         i, i1, k, k1 = (w.name("i") for _ in range(4))
         w.jump(head)
@@ -211,7 +212,8 @@ class _BatchRenderer(RegionRenderer):
                 raise PlanError(f"plan {self.plan.name}: block {b.name} ends with {b.end!r}")
         self.w.jump("choose")
 
-    def _choose(self, cond: Scalar, then: tuple[PlanBlock, list[Scalar]], other: tuple[PlanBlock, list[Scalar]]) -> None:
+    def _choose(self, cond: Scalar, then: tuple[PlanBlock, list[Scalar]],
+                other: tuple[PlanBlock, list[Scalar]]) -> None:
         w = self.w
         yes, no, after = (w.new_block(n) for n in ("then", "else", "after"))
         known = dict(self.local)
@@ -287,7 +289,8 @@ class _BatchRenderer(RegionRenderer):
                             f"it has {len(k.params)} parameters")
         for p, a in zip(k.params, s.args):
             if p.kind != a.type and (p.kind, a.type) != ("i32", "i64"):
-                raise PlanError(f"plan {self.plan.name}: {k.name} takes {p.name} as {p.kind}, the launch gives {a.type}")
+                raise PlanError(f"plan {self.plan.name}: {k.name} takes {p.name} as {p.kind}, "
+                                f"the launch gives {a.type}")
         digest = self.digest(k)
         if not s.parallel:
             self._execute()

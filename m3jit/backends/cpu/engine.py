@@ -248,8 +248,8 @@ class Engine:
         return self._unit("region " + key, lambda: text, SYMBOL, imports=imports), list(units.values())
 
     def function(self, text: str, symbol: str, imports: dict[str, int]) -> "_Unit":
-        """Native code of a function in LLVM IR that calls `imports` (name -> address), for entries from other languages;
-        `.address` is valid as long as the result is kept.  Not cached: such text holds addresses of this process."""
+        """Native code of a function in LLVM IR that calls `imports` (name -> address), for entries from other
+        languages; `.address` is valid as long as the result is kept.  Not cached: such text holds addresses of this process."""
         with self._lock:
             return self._link(self._machine.emit_object(self._optimised(text)), symbol, (), imports)
 

@@ -1,5 +1,5 @@
-"""Native support code for regions entered by several contexts at once (batch_region.py): which contexts run a block, and
-gathering their launches.
+"""Native support code for regions entered by several contexts at once (batch_region.py): which contexts run a block,
+and gathering their launches.
 
 One array of words, `Work`, describes the entry.  A launch is described by constant words: run, grid, number of
 arguments, index of the argument that counts rows (-1: none), then for each argument five words
