@@ -152,7 +152,7 @@ class Batch:
                     self._enter(self._chosen(parked))
                 finally:                                # interrupted: nobody stays at a region without its lock
                     for m in parked:
-                        if m.at is not None:
+                        if m.at is not None and not m.ended:
                             m.put_off()
             self.rounds += ran
             return ran
@@ -221,6 +221,14 @@ class Batch:
             left = together.run([m.at.parked for m in members])
         except MemoryError:
             return False
+        except BaseException as error:                  # Ctrl-C in between: some were left, others not
+            for m in members:
+                m.at = None
+                m.fail(error)
+                self._remove(m)
+            if not isinstance(error, Exception):
+                raise
+            return True
         share = (time.perf_counter() - began) / len(members)
         self.shared_entries += len(members)
         self.launches += together.items - before[0]

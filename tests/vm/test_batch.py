@@ -10,6 +10,7 @@ import m3jit
 from m3jit.errors import Interrupted, LimitError, Trap, UserError
 from m3jit.models.provider import Models
 from m3jit.vm.batch import Batch
+from m3jit.vm.region_exits import Way
 
 PROMPTS = ["It is a truth", "The carriage stopped at the door, and she", "No",
            "Emma Woodhouse, handsome, clever, and rich",
@@ -224,3 +225,31 @@ def test_reading_the_output_of_a_machine_in_a_batch(models):
             batch.wait(0.01)                             # the reader is behind
     thread.join()
     assert read == alone(models, PROMPTS[0])[0]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
+def test_an_interruption_ends_the_machines_it_hits(models, monkeypatch, kind):
+    """Ctrl-C while machines leave a region they entered together: those are over, the others go on; the batch too."""
+    hit = [machine(models, p, i) for i, p in enumerate(PROMPTS[:2])]
+    other, text = machine(models, "No", 5)               # one token: a region of its own
+    batch = Batch()
+    members = [batch.add(vm) for vm, _ in hit]
+    batch.add(other)
+    batch.step()
+    values, calls = Way.values, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise kind("now")
+        return values(*args)
+    with monkeypatch.context() as m:
+        m.setattr(Way, "values", interrupted)
+        if kind is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                batch.step()
+        else:
+            batch.step()
+    assert [type(m.error) for m in members] == [kind] * 2 and all(m.ended for m in members)
+    batch.run()
+    assert text == alone(models, "No", 5)[0]
