@@ -11,10 +11,16 @@ import numpy as np
 from m3jit.api.stop_strings import StopStrings
 from m3jit.errors import Interrupted
 from m3jit.models import hosted
+from m3jit.models.grammar import GrammarError
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 _REASONS: dict[int, FinishReason] = {hosted.STOP: "stop", hosted.LENGTH: "length", hosted.CONTEXT: "context",
                                      hosted.INTERRUPTED: "cancelled"}
+
+
+def fault(error: BaseException) -> BaseException:
+    """What ended a text: of a grammar, its own error, not the trap of the program that asked for its mask."""
+    return error.__cause__ if isinstance(error.__cause__, GrammarError) else error
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class GeneratedText:
         if self.finish_reason is not None or self.error is not None:
             return
         if error is not None and not isinstance(error, Interrupted):
-            self.error = error
+            self.error = fault(error)
             return
         found = self._stops.found is not None
         if found:

@@ -18,9 +18,9 @@ from typing import Any, Iterator, Mapping, Sequence, Union
 
 import numpy as np
 
-from m3jit.api.generated import FinishReason, GeneratedText, Piece, Usage
+from m3jit.api.generated import FinishReason, GeneratedText, Piece, Usage, fault
 from m3jit.api.stop_strings import check_stops
-from m3jit.errors import Interrupted, UserError, brief
+from m3jit.errors import Interrupted, Trap, UserError, brief
 from m3jit.models import grammar as grammars
 from m3jit.models import hosted
 from m3jit.models.grammar import Grammar
@@ -238,6 +238,8 @@ class Generation:
                     yield g.ready.popleft()
         except Interrupted as stopped:
             error = stopped
+        except Trap as trap:
+            raise fault(trap) from None
         g.finish(error)
         yield from g.ready
 

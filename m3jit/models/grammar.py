@@ -27,6 +27,10 @@ _MISSING = ("constrained generation needs llguidance, which turns grammars into 
             "pip install 'm3jit[grammar]'")
 
 
+class GrammarError(UserError):
+    """A grammar that allows no text at all, or that the library cannot follow any further."""
+
+
 def declare() -> None:
     """Make the mnemonic GRAMMAR known to the assembler."""
     if "GRAMMAR" not in ROWS:
@@ -70,7 +74,10 @@ class TokenGrammars:
         wrong = self._library.LLMatcher.validate_grammar(text, self._tokenizer)
         if wrong:
             raise UserError(f"{grammar.kind}: {wrong.strip()}")
-        return Matcher(self._library.LLMatcher(self._tokenizer, text), self.vocabulary)
+        start = Matcher(self._library.LLMatcher(self._tokenizer, text, log_level=0), self.vocabulary, grammar.kind)
+        if not start.mask().any():
+            raise GrammarError(f"{grammar.kind}: no text is allowed by it")
+        return start
 
     def _source(self, grammar: Grammar) -> str:
         compile_ = self._library.LLMatcher
@@ -91,28 +98,44 @@ class TokenGrammars:
 
 class Matcher:
     """A grammar after some tokens: an immutable value."""
-    __slots__ = ("_matcher", "_vocabulary")
+    __slots__ = ("_matcher", "_vocabulary", "_kind")
 
-    def __init__(self, matcher: Any, vocabulary: int):
-        self._matcher, self._vocabulary = matcher, vocabulary
+    def __init__(self, matcher: Any, vocabulary: int, kind: str):
+        self._matcher, self._vocabulary, self._kind = matcher, vocabulary, kind
 
     def copy(self) -> "Matcher":
         """The same grammar for another thread: the library's objects serve one at a time."""
-        return Matcher(self._matcher.deep_copy(), self._vocabulary)
+        return Matcher(self._matcher.deep_copy(), self._vocabulary, self._kind)
 
     def after(self, token: int) -> "Matcher":
-        """The grammar one token later.  OperandError: it does not allow the token."""
+        """The grammar one token later.  OperandError: it does not allow the token; GrammarError: see `mask`."""
         following = self._matcher.deep_copy()
         if not following.consume_token(token):
-            raise OperandError(f"the grammar does not allow token {token} here: {following.get_error().strip()}")
-        return Matcher(following, self._vocabulary)
+            mask = self.mask()
+            if 0 <= token < len(mask) and mask[token]:     # allowed, so it is the library that gives up
+                raise self._given_up(following)
+            raise OperandError(f"the grammar does not allow token {token} here: {_said(following)}")
+        return Matcher(following, self._vocabulary, self._kind)
 
     def mask(self) -> np.ndarray:
-        """BOOL [vocabulary]: the tokens that may follow; a token that ends the text among them when it may end."""
+        """BOOL [vocabulary]: the tokens that may follow; a token that ends the text among them when it may end.
+
+        GrammarError: the grammar allows no text, or has more possibilities here than the library follows."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise OperandError(f"the grammar failed: {self._matcher.get_error().strip()}")
+            raise self._given_up(self._matcher)
         return np.unpackbits(bits, count=self._vocabulary, bitorder="little").astype(bool)
+
+    def _given_up(self, matcher: Any) -> GrammarError:
+        said = _said(matcher)
+        if said == "NoExtensionBias":                      # not at an end, and nothing may follow
+            return GrammarError(f"{self._kind}: no text is allowed by it; look for a rule that only leads to itself")
+        return GrammarError(f"{self._kind}: llguidance cannot follow it any further: {said}; make it simpler")
+
+
+def _said(matcher: Any) -> str:
+    """What the library says is wrong, without the dump of its state that follows."""
+    return matcher.get_error().partition("<state>")[0].strip()
 
 
 def extension(start: Matcher | None) -> Extension:

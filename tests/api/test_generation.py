@@ -230,11 +230,24 @@ def test_a_matcher_is_a_value(model):
     (m3jit.Grammar("json_schema", '{"type": "objectt"}'), "json_schema: Invalid type: objectt"),
     (m3jit.Grammar("regex", "((("), "regex: .*unclosed group"),
     (m3jit.Grammar("lark", "start: foo"), "lark: .*unknown name"), (m3jit.Grammar("gbnf", "root = 5"), "gbnf: "),
+    (m3jit.Grammar("json_schema", '{"$ref": "#"}'), "json_schema: no text is allowed by it; look for a rule"),
+    (m3jit.Grammar("gbnf", "root ::= root"), "gbnf: no text is allowed"),
+    (m3jit.Grammar("regex", r"[^\x00-\U0010ffff]"), "regex: no text is allowed"),
     (m3jit.Grammar("xml", ""), "no kind of grammar 'xml'; there are json_schema")],
     ids=lambda g: getattr(g, "kind", ""))
 def test_wrong_grammars(model, grammar, message):
     with pytest.raises(UserError, match="(?s)" + message):
         model.generate(PROMPT, grammar=grammar)
+
+
+def test_a_grammar_with_too_many_possibilities(model, capfd):
+    """The text ends with what the library says, and without the dump of its state."""
+    schema = {"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(3000)}}
+    with pytest.raises(UserError) as caught:
+        model.generate(PROMPT, grammar=m3jit.Grammar.of_schema(schema)).result()
+    assert re.fullmatch(r"json_schema: llguidance cannot follow it any further: .*2000.*; make it simpler",
+                        str(caught.value)) and caught.value.exit_code == 1
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("schema, message", [("{", "is no JSON"), ([1], "an object was expected"),
