@@ -49,8 +49,9 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
     from m3jit.serve.server import Server, needs_libraries
     needs_libraries()
     limit_memory(memory_limit)
-    if any(not key for key in keys):
-        raise UsageError("--api-key: is empty")
+    for option, given in (("--api-key", keys), ("--name", names)):
+        if not all(given):
+            raise UsageError(f"{option}: is empty")
     from m3jit.serve.app import Limits
     from m3jit.serve.embeddings import Vectors
     found = Models().load(model)

@@ -11,7 +11,7 @@ from typing import Any, AsyncIterator, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -98,7 +98,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._body(send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (ClientGone, OSError):
+        except (ClientGone, OSError, asyncio.CancelledError):  # the last: the server ends, and the client reads nothing
             pass
         finally:
             self.texts.close()
@@ -254,8 +254,11 @@ class Service:
             try:
                 self.check_key(request)
                 response = await handler(request)
-            except ClientGone:
+            except (ClientGone, ClientDisconnect):     # the second: before the whole request was here
                 response = Response(status_code=GONE_STATUS)
+            except asyncio.CancelledError:             # the server ends before the request was here, or its vectors
+                found = as_api_error(Stopping("the server is stopping"))
+                response = JSONResponse(found.body, found.status, found.headers)
             except Exception as error:
                 found = as_api_error(error)
                 response = JSONResponse(found.body, found.status, found.headers)

@@ -1,6 +1,7 @@
 """Runs the application: a socket, uvicorn, and an end in good order."""
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from typing import Any, Callable, Sequence
@@ -12,6 +13,7 @@ from m3jit.serve.engine import Engine
 from m3jit.serve.metrics import Metrics
 
 BACKLOG = 2048
+LAST_WORDS = 2.0                                       # seconds in which clients of cancelled texts are told
 
 
 def needs_libraries() -> None:
@@ -37,6 +39,22 @@ def listen(host: str, port: int) -> socket.socket:
                         ) from None
 
 
+def _uvicorn_server(config: Any, engine: Engine | None, drain: float) -> Any:
+    """uvicorn's server, but texts that are not done `drain` seconds after its end began are cancelled while their
+    clients can still be told: uvicorn itself only cuts the connections."""
+    import uvicorn
+
+    class Ending(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if engine is None:
+                return await super().shutdown(sockets)
+            ending = asyncio.create_task(asyncio.to_thread(engine.close, drain))
+            await super().shutdown(sockets)
+            await asyncio.to_thread(engine.close)      # a second Ctrl-C does not wait for the texts
+            await ending
+    return Ending(config)
+
+
 class Server:
     """A server that runs until it is stopped: by a signal when it runs in the main thread, or by `stop`."""
 
@@ -51,9 +69,9 @@ class Server:
         self.engine = Engine(model, batch, queue, metrics) if model is not None else None
         self.vectors = vectors
         app = application(self.engine, vectors, names, limits, metrics)
-        self._uvicorn = uvicorn.Server(uvicorn.Config(
+        self._uvicorn = _uvicorn_server(uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="on", server_header=False, backlog=BACKLOG,
-            timeout_graceful_shutdown=max(1, round(limits.drain))))
+            timeout_graceful_shutdown=round(limits.drain + LAST_WORDS)), self.engine, limits.drain)
 
     @property
     def url(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import gc
 import http.client
 import json
+import socket
 import threading
 import time
 import weakref
@@ -155,6 +156,13 @@ class Gate:
     def release(self) -> None:
         """Allow all."""
         self.open = True
+
+
+def half_a_request(port: int) -> socket.socket:
+    """A plain completion whose body stops in the middle."""
+    found = socket.create_connection(("127.0.0.1", port), 60)
+    found.sendall(f"POST {PLAIN} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+    return found
 
 
 def events(data: bytes) -> list[Any]:

@@ -56,7 +56,8 @@ def test_a_port_that_is_taken(capfd):
 
 
 @pytest.mark.parametrize("arguments, code, message", [
-    (["--api-key", ""], 2, "--api-key: is empty"), (["--port", "70000"], 2, "--port"),
+    (["--api-key", ""], 2, "--api-key: is empty"), (["--name", ""], 2, "--name: is empty"),
+    (["--port", "70000"], 2, "--port"),
     (["no-such-model"], 1, "no such file"), (["--chat-template", "no-such-file"], 1, "no-such-file: No such file"),
     (["--host", "no.such.host.invalid"], 1, "cannot listen on")])
 def test_wrong_usage(capfd, arguments, code, message):

@@ -13,7 +13,7 @@ pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 from m3jit.serve.engine import Engine  # noqa: E402
-from tests.serve.client import CHAT, PLAIN, Gate, chat_body, events, running, wait_for  # noqa: E402
+from tests.serve.client import CHAT, PLAIN, Gate, chat_body, events, half_a_request, running, wait_for  # noqa: E402
 
 PROMPTS = ["She had been", "Emma was", "The carriage stopped", "It is a truth", "He said", "My dear", "There was",
            "In town"]
@@ -157,6 +157,14 @@ def test_a_client_that_goes_away_while_it_waits(model):
         first.close()
 
 
+def test_a_client_that_goes_away_before_its_request_is_here(model):
+    with running(model) as server:
+        half_a_request(server.port).close()
+        line = f'm3jit_requests_total{{path="{PLAIN}",status='
+        assert wait_for(lambda: line in server.request("GET", "/metrics")[2].decode())
+        assert server.metric(line) == server.metric(line + '"499"') == 1, "counted as an error of the server"
+
+
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 def test_a_full_queue_refuses(model):
@@ -282,6 +290,27 @@ def test_an_end_waits_for_texts(model):
         connection.close()
         stopping.join(60)
         assert not stopping.is_alive() and wait_for(server.nothing_left)
+
+
+def test_an_end_tells_clients_it_does_not_wait_for(model, monkeypatch, capfd):
+    """A stream in the middle gets an error event, a request whose body is not here yet a status; nobody is just cut."""
+    monkeypatch.setattr("m3jit.serve.server.LAST_WORDS", 1.0)
+    with running(model, drain=0.0) as server:
+        gate = Gate(server.engine)
+        connection, response = server.open_stream(PLAIN, {"model": "default", "prompt": "She", "max_tokens": 400})
+        assert wait_for(lambda: gate.one_more() or server.made > 0)
+        late = half_a_request(server.port)
+        assert server.request("GET", "/health")[0] == 200          # behind the half request: that has arrived
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        assert wait_for(lambda: gate.one_more() or not server.engine._thread.is_alive())
+        assert events(response.read())[-1]["error"]["code"] == "server_stopping"
+        assert late.makefile("rb").read().startswith(b"HTTP/1.1 503 ")
+        late.close()
+        connection.close()
+        stopping.join(60)
+        assert not stopping.is_alive() and wait_for(server.nothing_left)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_an_engine_that_ends_cancels_and_refuses(model):
