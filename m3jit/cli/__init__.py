@@ -105,7 +105,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, M3Error):
         text = str(error)
         return _say(text if _names_its_kind(text) else f"error: {text}", error.exit_code)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or isinstance(error, ImportError) and "failed to map segment" in str(error):
         return _say(f"error: out of memory{f': {error}' if str(error) else ''}; close other programs, or work on less "
                     "at once", MEMORY)
     if isinstance(error, OSError):

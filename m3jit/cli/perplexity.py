@@ -54,7 +54,7 @@ def perplexity(model: str, file: str, window: int | None, max_windows: int | Non
     finally:
         progress.step("", 1, 1)
     mean = total / count
-    click.echo(f"perplexity {math.exp(min(700.0, mean)):.4f}: {count} tokens in {len(windows)} windows of {size}, "
+    click.echo(f"perplexity {math.exp(min(700.0, mean)):.4f}: {count} tokens in {len(windows)} window{'s' * (len(windows) > 1)} of {size}, "
                f"{mean:.6f} nats each")
     return 0
 

@@ -124,6 +124,7 @@ def _verify_one(path: str) -> None:
         from m3jit.models.provider import Models
         models = Models()
         model = models.load(what.reference)
+        models.compiler(model)
         wrong = _weights_not_finite(model)
         if wrong:
             error = UserError(f"{model.file.path}: {wrong[0]}")

@@ -95,6 +95,7 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
     from m3jit.cli import steered
     from m3jit.cli.sampling import model_options
     model = models.load(found.reference)
+    models.models.compiler(model)                      # an architecture that is not there, before its tokeniser is
     compiled = model_options(sampling, context=options["context"])
     if not model.generates:
         if sys.stdout.isatty():

@@ -52,7 +52,8 @@ def find(name: str | None) -> What:
                         "(.gguf), a model's folder or the name of a model")
     if os.path.exists(name):
         with open(name, "rb") as file:
-            magic = file.read(4)
+            start = file.read(512 if os.path.isfile(name) else 4)
+        magic = start[:4]
         suffix = os.path.splitext(name)[1].lower()
         if magic == PROGRAM_MAGIC or suffix == ".m3b":
             return What("program", name)
@@ -60,6 +61,9 @@ def find(name: str | None) -> What:
             return What("model", nameable(name, "the name of a model file"))
         if suffix == ".safetensors":
             raise UserError(f"{name}: holds weights alone; give its folder, which says what they are (config.json)")
+        if b"\0" in start and suffix != ".m3asm":
+            raise UserError(f"{name}: is no text, so no program's source, and no container (.m3b) or model file (.gguf) "
+                            "either; models are read as .gguf files or folders with .safetensors files")
         return What("source", name)
     from m3jit.models import store
     if name in store.SOURCES:

@@ -26,7 +26,7 @@ import numpy as np
 
 from m3jit.models.ggml_types import GGML_TYPES_BY_NUMBER, GGMLType
 from m3jit.models.gguf_strings import StringArray, index_strings
-from m3jit.models.model_error import ModelFileError
+from m3jit.models.model_error import FETCH, POINTER, ModelFileError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -144,7 +144,7 @@ class GGUFFile:
         magic = self._map[:4]
         if magic != _MAGIC:
             raise self._fail(f"does not start as a GGUF file does (found {magic!r})", 0, None, f"{_MAGIC!r}",
-                             "Give a .gguf model file.")
+                             FETCH if self._map[:len(POINTER)] == POINTER else "Give a .gguf model file.")
         self.version = self._u32(4, "version")
         if self.version not in _VERSIONS:
             swapped = int.from_bytes(self.version.to_bytes(4, "little"), "big")

@@ -5,6 +5,10 @@ import os
 from m3jit.errors import UserError
 
 
+POINTER = b"version https://git-lfs"                   # how a file begins that stands for one git lfs has not fetched
+FETCH = "This is git-lfs's pointer to the file: fetch the file itself with git lfs pull."
+
+
 class ModelFileError(UserError):
     """A model file is damaged, hostile, or of a kind that is not supported.
 

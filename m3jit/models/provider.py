@@ -20,7 +20,7 @@ from m3jit.models.model_error import ModelFileError
 from m3jit.models.model_source import Source
 from m3jit.models.peft_folder import PeftFolder, is_adapter_folder
 from m3jit.models.pooling import Pooling
-from m3jit.models.program import Options
+from m3jit.models.program import Compiler, Options
 from m3jit.models.tokenizer import Tokenizer
 
 DEFAULT_MODEL = Path(__file__).parent / "data" / "default.gguf"
@@ -152,8 +152,9 @@ class Models:
                                  remedy="A model file is run as it is.")
         return Adapter(model.file, str(model.path.resolve()), scale)
 
-    def assembly(self, model: SourceModel, reference: str | None = None, options: Options | None = None) -> str:
-        """The model as assembly text."""
+    @staticmethod
+    def compiler(model: SourceModel) -> Compiler:
+        """What writes a model's program; ModelFileError for an adapter and for an architecture that has none."""
         if is_adapter(model.file):
             raise ModelFileError(model.path, "is an adapter, no model", item="metadata key 'general.type'",
                                  remedy="Run the model it was made for, with --lora for this file.")
@@ -161,8 +162,12 @@ class Models:
         if make is None:
             raise ModelFileError(model.path, f"is {model.architecture!r}", item="metadata key 'general.architecture'",
                                  expected=f"one of {', '.join(ARCHITECTURES)}")
-        return make(model.file, reference or str(model.path.resolve()), options or self.options,
-                    sorted(model.tokenizer.ends))
+        return make
+
+    def assembly(self, model: SourceModel, reference: str | None = None, options: Options | None = None) -> str:
+        """The model as assembly text."""
+        return self.compiler(model)(model.file, reference or str(model.path.resolve()), options or self.options,
+                                    sorted(model.tokenizer.ends))
 
     def embedding(self, model: SourceModel, reference: str | None = None, pooling: str | None = None,
                   normalize: bool | None = None, options: Options | None = None) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from m3jit.models.model_error import ModelFileError
+from m3jit.models.model_error import FETCH, POINTER, ModelFileError
 
 # Limits on what a file may declare. Real files stay far below them; they bound time and memory for hostile ones.
 MAX_HEADER_BYTES = 1 << 24
@@ -70,6 +70,8 @@ class SafetensorsFile:
         (length,) = struct.unpack_from("<Q", self._map)
         limit = min(MAX_HEADER_BYTES, self.size - 8)
         if length > limit:
+            if self._map[:len(POINTER)] == POINTER:
+                raise self._fail("is no safetensors file", remedy=FETCH)
             raise self._fail(f"is {length} bytes long", 0, "header", f"at most {limit} in a file of {self.size} bytes")
         self.data_start = 8 + length
         header = self._parse(self._map[8:self.data_start])

@@ -3,10 +3,13 @@ from __future__ import annotations
 
 import sys
 
+import gguf
 import numpy as np
 import pytest
 
 from m3jit.models.gguf_file import GGUFFile
+from m3jit.models.model_error import ModelFileError
+from m3jit.models.safetensors_file import SafetensorsFile
 from tests.cli.command import ROOT, call
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -69,3 +72,24 @@ def test_quantising(capfd, tmp_path):
     got = call(capfd, "quantize", source, tmp_path / "no" / "out.gguf", "Q8_0")
     assert got.code == 1 and "cannot be written (No such file or directory)" in got.err
     assert call(capfd, "quantize", ROOT / "examples/hello.m3asm", out, "Q8_0").code == 1
+
+
+def test_what_is_no_model_to_run_is_said(capfd, tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")              # it has no tokeniser
+    writer.add_tensor("v.patch", np.zeros((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+    (tmp_path / "pointer.gguf").write_bytes(pointer)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04\0\0\xff")
+    for name, words in (("mmproj.gguf", "'general.architecture': is 'clip'; expected one of llama, "),
+                        ("pointer.gguf", "fetch the file itself with git lfs pull"),
+                        ("pytorch_model.bin", "is no text, so no program's source, and no container")):
+        for command in (["run", tmp_path / name, "-p", "x"], ["verify", tmp_path / name]):
+            got = call(capfd, *command)
+            assert got.code == 1 and got.out == "" and words in got.err, got
+    (tmp_path / "model.safetensors").write_bytes(pointer)
+    with pytest.raises(ModelFileError, match="git lfs pull"):
+        SafetensorsFile(tmp_path / "model.safetensors")
