@@ -8,26 +8,26 @@ import click
 
 from m3jit.cli import EXIT_CODES
 
-COMMANDS = {                                           # name -> (module, attribute), in the order of the help
-    "run": ("run", "run"),
-    "serve": ("serve", "serve"),
-    "chat": ("chat", "chat"),
-    "tokenize": ("tokenize", "tokenize"),
-    "embed": ("embed", "embed"),
-    "perplexity": ("perplexity", "perplexity"),
-    "compile": ("compile", "compile_model"),
-    "asm": ("programs", "asm"),
-    "disasm": ("programs", "disasm"),
-    "link": ("programs", "link"),
-    "verify": ("programs", "verify"),
-    "fmt": ("programs", "fmt"),
-    "explain": ("explain", "explain"),
-    "ops": ("ops", "ops"),
-    "model": ("model", "model"),
-    "quantize": ("quantize", "quantize"),
-    "doctor": ("doctor", "doctor"),
-    "bench": ("bench", "bench"),
-    "version": ("programs", "version"),
+COMMANDS = {                                           # name -> (module, attribute, line of the help), in its order
+    "run": ("run", "run", "Run a program or a model (a file, a folder or a name)."),
+    "serve": ("serve", "serve", "Serve a model over HTTP, as OpenAI's clients expect it."),
+    "chat": ("chat", "chat", "Talk with a model."),
+    "tokenize": ("tokenize", "tokenize", "Show how a model reads a text: its token ids."),
+    "embed": ("embed", "embed", "Turn texts into vectors."),
+    "perplexity": ("perplexity", "perplexity", "Say how well a model foretells a text."),
+    "compile": ("compile", "compile_model", "Compile a model to bytecode, as a program or its source."),
+    "asm": ("programs", "asm", "Assemble a source (.m3asm) to a program (.m3b)."),
+    "disasm": ("programs", "disasm", "Write a program as source that assembles to the same bytes."),
+    "link": ("programs", "link", "Link programs and what they import to one."),
+    "verify": ("programs", "verify", "Check programs, sources and model files."),
+    "fmt": ("programs", "fmt", "Bring sources into the canonical layout."),
+    "explain": ("explain", "explain", "Show a program at every stage between bytecode and code."),
+    "ops": ("ops", "ops", "List all opcodes, or explain some."),
+    "model": ("model", "model", "Obtain, list, find and remove models known by name."),
+    "quantize": ("quantize", "quantize", "Write a model file with its matrices in another type."),
+    "doctor": ("doctor", "doctor", "Report what this machine offers, and what is missing."),
+    "bench": ("bench", "bench", "Measure m3jit and its peers (in a checkout)."),
+    "version": ("programs", "version", "Print the version."),
 }
 
 ENVIRONMENT = [("M3_DEBUG=1", "show tracebacks"),
@@ -45,8 +45,12 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[name]
+        module, attribute, _ = COMMANDS[name]
         return getattr(importlib.import_module(f"m3jit.cli.{module}"), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
@@ -68,5 +72,5 @@ class LazyGroup(click.Group):
 def group() -> None:
     """m3jit runs M3-AVM bytecode: models of every kind as instructions, compiled to native code.
 
-    Start with `m3jit run` (the embedded default model) or `m3jit run hello.m3asm`.
+    Start with `m3jit run` (the embedded default model), `m3jit run model.gguf -p "A prompt"` or `m3jit run hello.m3asm`.
     """
