@@ -39,7 +39,7 @@ WAITING_FOR_VECTORS = 8                                # requests; each takes a 
 def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[str, ...], batch: int, queue: int,
           context: int | None, chat_template: str | None, max_body: int, drain: float, threads: int | None,
           backend: str, memory_limit: int | None, kv_type: str | None, lora: tuple[str, ...]) -> int:
-    """Serve MODEL (a file, a name, or the embedded default) over HTTP, as OpenAI's clients expect it."""
+    """Serve MODEL (a file, a folder, a name, or the embedded default) over HTTP, as OpenAI's clients expect it."""
     from m3jit.api.generation import load_model
     from m3jit.cli.chat import template_text
     from m3jit.cli.machine import limit_memory
