@@ -103,6 +103,7 @@ def hidden_states(make: Callable[[Source, Options], Any]) -> Embedder:
         w("SUB rLen, rCount, rPos")
         w(f"MIN rLen, rLen, {options.chunk}")
         w("SLICE rIds, rPrompt, START=rPos LEN=rLen")
+        w("JUMP embed", "what is jumped to is where compiled code begins")
         _layers(w, model)
         w()
         w("rows:")
