@@ -18,13 +18,11 @@ from typing import Any, Iterator
 import numpy as np
 
 from m3jit.api.generated import FinishReason, GeneratedText
-from m3jit.api.generation import LARGEST, LanguageModel, Settings, load_model
+from m3jit.api.generation import LanguageModel, Settings
 from m3jit.api.stop_strings import check_stops
 from m3jit.errors import UserError
-from m3jit.models import hosted
-from m3jit.models.chat_template import ChatTemplate
 from m3jit.models.program import Options
-from m3jit.vm.context import DEFAULT_SEED
+from m3jit.models.provider import Models
 from m3jit.vm.sources import END, Source
 from m3jit.vm.vm import VM
 
@@ -84,38 +82,33 @@ class _Prompts(Source):
 class Conversation:
     """Messages with a model: made from a model's name or file, or a `LanguageModel`.
 
-    settings: the fields of `Settings` (max_tokens None by default: answers may fill the context).  options: what the
-    program is compiled with besides.  chat_template: jinja2 text in place of the model's.  now: the time that templates
-    see, the same throughout.  Raises UserError or ModelFileError: no such model, no chat template, a bad setting."""
+    settings: the fields of `Settings` (max_tokens None by default: answers may fill the context; a grammar holds for
+    each answer).  options: what the program is compiled with besides.  chat_template: jinja2 text in place of the
+    model's.  backend, threads: as `m3jit.VM`.  Each of these, where it is not given, is what a `LanguageModel` was loaded
+    with.  now: the time that templates see, the same throughout.  Raises UserError or ModelFileError: no such model, no
+    chat template, a bad setting, logprobs (`LanguageModel.generate` gives them)."""
 
     def __init__(self, model: LanguageModel | str = "default", system: str | None = None, *,
                  options: Options | None = None, chat_template: str | None = None, now: datetime | None = None,
-                 backend: str = "auto", threads: int | None = None, **settings: Any):
-        self.model = model if isinstance(model, LanguageModel) else load_model(model, backend=backend, threads=threads)
-        self.settings = Settings(**{"max_tokens": None, **settings}).checked()
-        self.template = ChatTemplate(self.model.model.tokenizer, chat_template)
-        self.context = min(self.settings.context or LARGEST, self.model.context)
+                 backend: str | None = None, threads: int | None = None, **settings: Any):
+        self.model = model if isinstance(model, LanguageModel) else LanguageModel(model, Models())
+        self.settings, self.context, self._matcher = self.model.check(0, Settings(**{"max_tokens": None, **settings}))
+        if self.settings.logprobs is not None:
+            raise UserError("logprobs: a conversation gives text alone; m3jit.load_model(..).generate gives them")
+        self.template = self.model.template(chat_template)
         self.messages: list[dict[str, str]] = []
         self.finish_reason: FinishReason | None = None         # of the last answer
         self._system, self._now = system, now or datetime.now()
-        self._options = replace(options or Options(), hosted=True, conversation=True,
-                                repeat_penalty=self.settings.repeat_penalty)
         self._backend, self._threads = backend, threads
-        self._program = self.model._models.program(self.model.model, self.model.reference, self._options)
+        self._program = self.model.program(options, conversation=True, repeat_penalty=self.settings.repeat_penalty)
         self._start()
 
     def _start(self) -> None:
         """A fresh machine."""
-        s = self.settings
-        seed = DEFAULT_SEED if s.seed is None else (int(s.seed) + 2 ** 63) % 2 ** 64 - 2 ** 63
-        self._vm = VM(self._program, self._backend, self._threads, models=self.model._models, files=None, seed=seed)
+        self._vm = self.model.machine(self._program, self.settings, self.context, self._matcher, backend=self._backend,
+                                      threads=self._threads)
         self._prompts = _Prompts(self._vm.signal)
         self._vm.set_source("USER_INPUT", self._prompts)
-        values = {"rTemp": float(s.temperature), "rTopP": float(s.top_p), "rMinP": float(s.min_p),
-                  "rTopK": int(min(s.top_k, self.model.vocabulary)), "rContext": self.context,
-                  "rMaxTokens": LARGEST if s.max_tokens is None else int(s.max_tokens), "rWanted": -1, "rGuided": 0}
-        for name in hosted.REGISTERS:
-            self._vm.set(name, values[name])
         self._state = _State()
         self._points = [_Point(self._state, self._vm.fork(), 0)]
 

@@ -114,8 +114,12 @@ class LanguageModel:
         return grammars.TokenGrammars(self.model.tokenizer, self.vocabulary)
 
     def _compile(self, repeat_penalty: float) -> Any:
-        options = replace(self._options, hosted=True, repeat_penalty=repeat_penalty)
-        return self._models.program(self.model, self.reference, options)
+        return self.program(repeat_penalty=repeat_penalty)
+
+    def program(self, options: Options | None = None, **changed: Any) -> Any:
+        """The hosted program with these options (None: the model's own), some of them changed."""
+        return self._models.program(self.model, self.reference,
+                                    replace(options or self._options, hosted=True, **changed))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, as the model's file says (with its start token where it asks for one)."""
@@ -125,10 +129,14 @@ class LanguageModel:
         """The text of token ids."""
         return self.model.tokenizer.decode(tokens)
 
+    def template(self, source: str | None = None) -> Any:
+        """The `ChatTemplate` of `source`, None: of the text the model was loaded with, else of its file."""
+        from m3jit.models.chat_template import ChatTemplate
+        return ChatTemplate(self.model.tokenizer, self._template_text if source is None else source)
+
     @functools.cached_property
     def _template(self) -> Any:
-        from m3jit.models.chat_template import ChatTemplate
-        return ChatTemplate(self.model.tokenizer, self._template_text)
+        return self.template()
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> list[int]:
         """Token ids of a conversation in the model's chat template (`ChatTemplate.tokens`: tools=, variables).
@@ -174,19 +182,26 @@ class LanguageModel:
 
         machine: arguments of `m3jit.VM` besides."""
         s, context, matcher = self.check(len(ids), settings)
+        vm = self.machine(self._program(float(s.repeat_penalty)), s, context, matcher, **machine)
+        text = GeneratedText(vm, self.model, ids, check_stops(s.stop), -1 if s.logprobs is None else int(s.logprobs))
+        vm.set_sink("LOGPROBS", text.take_logprobs)
+        vm.push_input(np.array(ids, np.int64))
+        return text
+
+    def machine(self, program: Any, s: Settings, context: int, matcher: grammars.Matcher | None, *,
+                backend: str | None = None, threads: int | None = None, **more: Any) -> VM:
+        """A machine for a hosted program of this model, its registers set.  s, context, matcher: as `check` gives them;
+        backend, threads: in place of the model's; more: arguments of `m3jit.VM`."""
         seed = DEFAULT_SEED if s.seed is None else (int(s.seed) + 2 ** 63) % 2 ** 64 - 2 ** 63
-        vm = VM(self._program(float(s.repeat_penalty)), self._backend, self._threads, models=self._models, files=None,
-                seed=seed, extensions=grammars.registry(matcher), **machine)
+        vm = VM(program, backend or self._backend, threads or self._threads, models=self._models, files=None, seed=seed,
+                extensions=grammars.registry(matcher), **more)
         values = {"rTemp": float(s.temperature), "rTopP": float(s.top_p), "rMinP": float(s.min_p),
                   "rTopK": int(min(s.top_k, self.vocabulary)), "rContext": context,
                   "rMaxTokens": LARGEST if s.max_tokens is None else int(s.max_tokens),
                   "rWanted": -1 if s.logprobs is None else int(s.logprobs), "rGuided": int(matcher is not None)}
         for name in hosted.REGISTERS:
             vm.set(name, values[name])
-        text = GeneratedText(vm, self.model, ids, check_stops(s.stop), values["rWanted"])
-        vm.set_sink("LOGPROBS", text.take_logprobs)
-        vm.push_input(np.array(ids, np.int64))
-        return text
+        return vm
 
     @functools.cached_property
     def _scoring(self) -> Any:
