@@ -113,6 +113,8 @@ def test_streams_of_latent_rows_in_other_types(folder):
     ("plain/old/F32", set_key("deepseek2.rope.scaling.attn_factor", 2.0), "'deepseek2.rope.scaling.attn_factor': is not 1"),
     ("experts/new/F32", set_key("deepseek2.expert_group_count", 3),
      r"expert_group_count': is 3, 3 of them used; expected a divisor of the 8 experts"),
+    ("groups/new/F32", set_key("deepseek2.expert_group_used_count", 1),
+     r"expert_group_used_count': is 1, of 2 experts each; expected groups that hold the 3 experts of a token"),
     ("experts/new/F32", set_key("deepseek2.expert_gating_func", 3), r"expert_gating_func': is 3; expected 1 or 2"),
 ])
 def test_files_that_do_not_fit(name, change, message, folder, tmp_path):

@@ -70,6 +70,10 @@ class DeepSeek2(Experts):
                     self.groups > 1 and self.experts < 2 * self.groups:
                 raise self.keys.refuse("expert_group_count", f"is {self.groups}, {self.used_groups} of them used",
                                        f"a divisor of the {self.experts} experts, groups of two or more")
+            if self.used > self.used_groups * (self.experts // self.groups):
+                raise self.keys.refuse("expert_group_used_count", f"is {self.used_groups}, of "
+                                       f"{self.experts // self.groups} experts each",
+                                       f"groups that hold the {self.used} experts of a token")
 
     # Tensors.
 
@@ -78,10 +82,6 @@ class DeepSeek2(Experts):
         if i < self.dense:
             return attention | super(Experts, self).ffn_tensors()
         shapes = attention | self.ffn_tensors()
-        if self.shared:
-            shapes |= {"ffn_gate_shexp.weight": (self.shared, self.width),
-                       "ffn_up_shexp.weight": (self.shared, self.width),
-                       "ffn_down_shexp.weight": (self.width, self.shared)}
         if LAYER_PREFIX.format(i) + "exp_probs_b.bias" in self.source.tensors:
             shapes["exp_probs_b.bias"] = (self.experts,)
         return shapes
@@ -144,22 +144,11 @@ class DeepSeek2(Experts):
           + (f" SCALE={scale!r}" if scale != 1 else "") + factors)
 
     def feed_forward(self, w: Writer, i: int) -> None:
-        b = LAYER_PREFIX.format(i)
         if i < self.dense:
-            return w.ffn("rH", "rH", b + "ffn_", self.act)
-        self._choose(w, b)
-        if self.shared:
-            w.product("rQ", "rH", b + "ffn_gate_shexp.weight")
-            w("SILU rQ, rQ")
-            w.product("rK", "rH", b + "ffn_up_shexp.weight")
-            w("MUL rQ, rQ, rK")
-            w.product("rShared", "rQ", b + "ffn_down_shexp.weight")
-        self.chosen_experts(w, b)
-        if self.shared:
-            w("ADD rH, rH, rShared")
+            return w.ffn("rH", "rH", LAYER_PREFIX.format(i) + "ffn_", self.act)
+        super().feed_forward(w, i)
 
-    def _choose(self, w: Writer, b: str) -> None:
-        """rH -> rExperts [T, used] and what each counts for, rP [T, used]."""
+    def choose(self, w: Writer, b: str) -> None:
         w.product("rQ", "rH", b + "ffn_gate_inp.weight")
         w("SOFTMAX rQ, rQ" if self.gating == SOFTMAX else "SIGMOID rQ, rQ")
         bias = w.has(b + "exp_probs_b.bias")
@@ -177,9 +166,6 @@ class DeepSeek2(Experts):
         if self.normed:
             w("LOG rP, rP")
             w("SOFTMAX rP, rP", "p over the sum of the chosen")
-        if self.scale != 1:
-            w(f"LOADI rScale, {self.scale!r}")
-            w("MUL rP, rP, rScale")
 
     def _leave_best_groups(self, w: Writer) -> None:
         """Takes a large number from the scores rQ [T, experts] of all groups but the best."""

@@ -69,13 +69,9 @@ class Hybrid(Experts):
 
     def feed_forward(self, w: Writer, i: int) -> None:
         if self.routes(i):
-            self.route(w, i)
+            super().feed_forward(w, i)
         else:
             Decoder.feed_forward(self, w, i)
-
-    def route(self, w: Writer, i: int) -> None:
-        """rH -> rH by the experts of layer i."""
-        super().feed_forward(w, i)
 
     def attention(self, w: Writer, i: int, x: str = "rH") -> None:
         if self.attends[i]:
@@ -90,15 +86,10 @@ class Jamba(Hybrid):
     def rotate(self, w: Writer, register: str, heads: int, i: int, factors: str) -> None:
         """No positions: the scans know the order."""
 
-    def route(self, w: Writer, i: int) -> None:
-        b = LAYER_PREFIX.format(i)
+    def choose(self, w: Writer, b: str) -> None:
         w.product("rQ", "rH", b + "ffn_gate_inp.weight")
         w("SOFTMAX rQ, rQ")
         w(f"TOPK rP, rQ, rExperts K={self.used} AXIS=1", "the experts of each token [T, used]")
-        self.chosen_experts(w, b)
-        if self.scale != 1:
-            w(f"LOADI rScale, {self.scale!r}")
-            w("MUL rH, rH, rScale")
 
 
 class GraniteHybrid(Hybrid):
@@ -116,23 +107,6 @@ class GraniteHybrid(Hybrid):
     def rotate(self, w: Writer, register: str, heads: int, i: int, factors: str) -> None:
         if self.rotates:
             super().rotate(w, register, heads, i, factors)
-
-    def ffn_tensors(self) -> Shapes:
-        shared = {"ffn_gate_shexp.weight": (self.shared, self.width), "ffn_up_shexp.weight": (self.shared, self.width),
-                  "ffn_down_shexp.weight": (self.width, self.shared)} if self.shared else {}
-        return super().ffn_tensors() | shared
-
-    def route(self, w: Writer, i: int) -> None:
-        b = LAYER_PREFIX.format(i)
-        if self.shared:
-            w.product("rQ", "rH", b + "ffn_gate_shexp.weight")
-            w("SILU rQ, rQ")
-            w.product("rK", "rH", b + "ffn_up_shexp.weight")
-            w("MUL rQ, rQ, rK")
-            w.product("rShared", "rQ", b + "ffn_down_shexp.weight")
-        super().route(w, i)
-        if self.shared:
-            w("ADD rH, rH, rShared")
 
     def scaled(self, w: Writer, register: str, factor: float) -> None:
         """register *= factor; 0 stands for no scaling."""

@@ -156,12 +156,12 @@ class Mamba:
     @property
     def title(self) -> str:
         name = self.source.value("general.name", str, default=f"{self.name} model")
-        return (f"{name}: {self.name}, {self.layers} layers, width {self.width}, {self.mixer.channels} channels of {self.mixer.states} states,\n"
-                f"vocabulary {self.vocabulary}, context {self.context}.  Written by m3jit compile.")
+        return (f"{name}: {self.name}, {self.layers} layers, width {self.width}, {self.mixer.channels} channels of "
+                f"{self.mixer.states} states,\nvocabulary {self.vocabulary}, context {self.context}.  Written by m3jit compile.")
 
     def tensors(self) -> Shapes:
         expected: Shapes = {"token_embd.weight": (self.vocabulary, self.width), "output_norm.weight": (self.width,)}
-        if "output.weight" in self.source.tensors:
+        if "output.weight" in self.source.tensors or getattr(self.source, "untied", False):
             expected["output.weight"] = (self.vocabulary, self.width)
         for i in range(self.layers):
             expected |= {LAYER_PREFIX.format(i) + name: shape for name, shape in
@@ -169,8 +169,7 @@ class Mamba:
         return expected
 
     def embed(self, w: Writer) -> None:
-        w.weight("rW", "token_embd.weight")
-        w("EMBED rX, rIds, rW")
+        w.embedding("rX")
 
     def layer(self, w: Writer, i: int) -> None:
         w.norm("rH", "rX", LAYER_PREFIX.format(i) + "attn_norm.weight", self.eps)
