@@ -60,6 +60,12 @@ def write_prompt(w: Line, seen: bool, conversation: bool = False) -> None:
         w("begin:")
     else:
         w("LOADI rPos, 0", "position of the next token")
+    write_chunk(w, "rContext")
+
+
+def write_chunk(w: Line, context: str) -> None:
+    """From the prompt, rPrompt [rCount], to the first layer: chunk after chunk in rIds.  context: the positions there
+    are; beyond them the program goes on at `full`.  A token just drawn enters at `forward`, in rIds with rLen 1."""
     w("LOADI rNext, 0", "the one behind the chunk")
     w("LOADI rMade, 0", "tokens generated")
     w("LOADI rAt, 0", "prompt tokens done")
@@ -73,7 +79,7 @@ def write_prompt(w: Line, seen: bool, conversation: bool = False) -> None:
     w()
     w("forward:", "rIds [T] -> rX [T, width]")
     w("ADD rNext, rPos, rLen")
-    w("COMPARE rNext, rContext")
+    w(f"COMPARE rNext, {context}")
     w("IF_GREATER full")
 
 

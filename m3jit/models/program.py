@@ -246,21 +246,7 @@ def _prompt(w: Writer) -> None:
     if o.repeat_penalty != 1.0:
         w("MOV rSeen, rPrompt", "tokens so far")
     w("LOADI rPos, 0", "position of the next token")
-    w("LOADI rNext, 0", "the one behind the chunk")
-    w("LOADI rMade, 0", "tokens generated")
-    w("LOADI rAt, 0", "prompt tokens done")
-    w()
-    w("prompt:", "one chunk of the prompt")
-    w("LOADI rX, 0", "what the last chunk left: code is compiled for the kinds registers hold")
-    w("SUB rLeft, rCount, rAt")
-    w("MIN rLen, rLeft, CHUNK")
-    w("SLICE rIds, rPrompt, START=rAt LEN=rLen")
-    w("ADD rAt, rAt, rLen")
-    w()
-    w("forward:", "rIds [T] -> rX [T, width]")
-    w("ADD rNext, rPos, rLen")
-    w("COMPARE rNext, CONTEXT")
-    w("IF_GREATER full")
+    hosted.write_chunk(w, "CONTEXT")
 
 
 def _next_token(model: Architecture, w: Writer, ends: int) -> None:
