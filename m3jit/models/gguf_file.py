@@ -12,9 +12,7 @@ Layout (little-endian; format description: ggml's docs/gguf.md, versions 2 and 3
     padding to general.alignment | tensor data
 """
 
-import mmap
 import os
-import stat
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ import numpy as np
 
 from m3jit.models.ggml_types import GGML_TYPES_BY_NUMBER, GGMLType
 from m3jit.models.gguf_strings import StringArray, index_strings
+from m3jit.models.mapped_file import map_file
 from m3jit.models.model_error import FETCH, POINTER, ModelFileError
 
 _MAGIC = b"GGUF"
@@ -124,7 +123,7 @@ class GGUFFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._map, self.mtime_ns = _map_file(self.path)
+        self._map, self.mtime_ns = map_file(self.path, 24, "the GGUF preamble", ".gguf model file", _DAMAGED)
         self.size = len(self._map)
         self._data = np.frombuffer(self._map, np.uint8)
         self._strings_left = MAX_STRINGS_PER_FILE
@@ -425,21 +424,3 @@ class GGUFFile:
 
     def __repr__(self) -> str:
         return f"<GGUFFile {self.path!r}: {len(self.tensors)} tensors, {len(self.metadata)} metadata keys>"
-
-
-def _map_file(path: str) -> tuple[mmap.mmap, int]:
-    """Map a regular file read-only; also its modification time in ns. Nothing is opened that could block."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ModelFileError(path, "is not a regular file", remedy="Give a .gguf model file.")
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_size < 24:
-                raise ModelFileError(path, f"has {status.st_size} bytes", expected="at least 24, the GGUF preamble",
-                                     remedy=_DAMAGED)
-            return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ), status.st_mtime_ns
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be opened ({error.strerror})",
-                             remedy="Check the path and its permissions.") from None
-    except ValueError as error:  # a path with a NUL, or a file that shrank between fstat and mmap
-        raise ModelFileError(path, f"cannot be opened ({error})", remedy="Check the path.") from None

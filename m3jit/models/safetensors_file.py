@@ -11,7 +11,6 @@ Layout (little-endian; format description: the safetensors project's README):
 """
 
 import json
-import mmap
 import os
 import stat
 import struct
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from m3jit.models.mapped_file import map_file
 from m3jit.models.model_error import FETCH, POINTER, ModelFileError
 
 # Limits on what a file may declare. Real files stay far below them; they bound time and memory for hostile ones.
@@ -64,7 +64,7 @@ class SafetensorsFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._map, self.mtime_ns = _map_file(self.path)
+        self._map, self.mtime_ns = map_file(self.path, 10, "the shortest header", ".safetensors file", _DAMAGED)
         self.size = len(self._map)
         self._data = np.frombuffer(self._map, np.uint8)
         (length,) = struct.unpack_from("<Q", self._map)
@@ -275,21 +275,3 @@ def _read_index(path: Path) -> dict[str, str]:
 def _sizes(found: Any) -> bool:
     """Whether a value of the header is a list of whole numbers from 0 to 2^63 - 1 (bools are none)."""
     return isinstance(found, list) and all(type(n) is int and 0 <= n <= _LARGEST for n in found)
-
-
-def _map_file(path: str) -> tuple[mmap.mmap, int]:
-    """Map a regular file read-only; also its modification time in ns. Nothing is opened that could block."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ModelFileError(path, "is not a regular file", remedy="Give a .safetensors file.")
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_size < 10:
-                raise ModelFileError(path, f"has {status.st_size} bytes", expected="at least 10, the shortest header",
-                                     remedy=_DAMAGED)
-            return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ), status.st_mtime_ns
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be opened ({error.strerror})",
-                             remedy="Check the path and its permissions.") from None
-    except ValueError as error:  # a path with a NUL, or a file that shrank between fstat and mmap
-        raise ModelFileError(path, f"cannot be opened ({error})", remedy="Check the path.") from None
