@@ -12,6 +12,7 @@ import click
 
 from m3jit.cli.options import UsageError
 from m3jit.cli.terminal import note
+from m3jit.errors import UserError
 
 NAMES = ("stops", "logprobs", "json_schema", "grammar", "regex")
 
@@ -62,7 +63,10 @@ def _grammar(options: dict[str, Any]) -> Any:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
     if chosen == ["json_schema"]:
-        return Grammar.of_schema(text)
+        try:
+            return Grammar.of_schema(text)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
     return Grammar("gbnf" if os.path.splitext(path)[1].lower() == ".gbnf" else "lark", text)
 
 

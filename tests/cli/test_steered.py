@@ -78,7 +78,7 @@ def test_wrong_usage(capfd, options, code, message):
 def test_a_schema_that_is_none(capfd, tmp_path):
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "b.json").write_bytes(b"\xff")
-    assert "JSON schema: is no JSON" in run(capfd, "--json-schema", tmp_path / "a.json").err
+    assert "a.json: JSON schema: is no JSON" in run(capfd, "--json-schema", tmp_path / "a.json").err
     assert "byte 0 is not UTF-8" in run(capfd, "--json-schema", tmp_path / "b.json").err
 
 
