@@ -123,7 +123,8 @@ class Batch:
             return list(self._members)
 
     def add(self, vm: VM, on_end: Callable[[Member], Any] | None = None) -> Member:
-        """Let a machine take part from the next round on.  on_end(member) is called by `step` when it has ended.
+        """Let a machine take part from the next round on.  on_end(member) is called by `step` when it has ended; what
+        it raises leaves `step`.
 
         UserError: it has ended already, or is in a batch."""
         if vm.finished:
@@ -246,6 +247,8 @@ class Batch:
             try:
                 return work()
             except BaseException as error:
+                if m.ended:                             # not the machine's: `on_end` raised it
+                    raise
                 m.fail(error)
                 if not isinstance(error, Exception):
                     self._remove(m)

@@ -109,6 +109,23 @@ def test_errors_end_one_machine_alone(models):
     assert isinstance(limited.error, LimitError)
 
 
+@pytest.mark.parametrize("code", ["HALT", 'LOADI rX, 0\nASSERT rX CODE=3 MESSAGE="wrong"'], ids=["good", "bad"])
+def test_what_on_end_raises_leaves_the_round(models, code):
+    """It is no error of a machine, and the others go on."""
+    def on_end(member):
+        raise KeyError("host")
+    good, text = machine(models, PROMPTS[0])
+    batch = Batch()
+    batch.add(good)
+    ended = batch.add(m3jit.VM(m3jit.assemble(code)), on_end)
+    with pytest.raises(KeyError, match="host"):
+        batch.run()
+    assert ended.ended and type(ended.error) is (type(None) if code == "HALT" else Trap)
+    assert [m.vm for m in batch.members] == [good]
+    batch.run()
+    assert text == alone(models, PROMPTS[0])[0]
+
+
 def test_a_machine_is_added_once(models):
     vm, _ = machine(models, PROMPTS[0], tokens=1)
     batch = Batch()
