@@ -17,7 +17,7 @@ from m3jit.isa.kv import KVGeometry
 from m3jit.kernels import attention as attn
 from m3jit.kernels import qmatmul as qm
 from m3jit.kernels import quantize as qa
-from m3jit.kernels.fused import MEMORY_OF, compute_type
+from m3jit.kernels.fused import MEMORY_OF
 
 LIBRARY: dict[str, Callable[[Lowering, Node], None]] = {}
 KV_BLOCKS = Sym("kv_blocks")              # blocks of 64 keys the longest stream of the region may reach

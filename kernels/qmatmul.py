@@ -32,11 +32,6 @@ K_TOKEN_TILES = (8, 4, 2, 1)                 # with one
 _BLOCKS = qmatmul_32.BLOCKS | qmatmul_256.BLOCKS
 
 
-def activation_block(dtype: DType) -> int:
-    """The activation block (32 or 256) that weights of this type are multiplied with."""
-    return dtype.block
-
-
 # -- the kernel -------------------------------------------------------------------------------------------------------
 
 class Shape:

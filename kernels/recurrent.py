@@ -9,10 +9,10 @@ import functools
 
 from m3jit.ir import scalar_math
 from m3jit.ir.loop import Builder, Kernel, Value, Var
+from m3jit.ir.trace_recurrent import MAX_TAPS
 from m3jit.isa.cells import LANES
 
 BLOCK = 16                                   # states of a channel that are kept in registers
-MAX_TAPS = 16                                # taps of a convolution (all are kept in registers)
 
 
 @functools.lru_cache(maxsize=None)

@@ -14,7 +14,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Iterable
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

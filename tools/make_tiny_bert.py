@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from make_tiny_folders import FOLDERS, shapes, values  # noqa: E402

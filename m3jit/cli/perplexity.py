@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from m3jit.cli.options import UsageError
+from m3jit.cli.sampling import weights_options
 from m3jit.errors import UserError
 
 WINDOW = 512
@@ -20,13 +21,11 @@ WINDOW = 512
 @click.option("--window", "-w", type=click.IntRange(2), metavar="N",
               help=f"Tokens of a window [{WINDOW}, or the model's context].")
 @click.option("--max-windows", type=click.IntRange(1), metavar="N", help="Score the first N windows [all].")
-@click.option("--kv-type", type=click.Choice(("f16", "bf16", "q8_0", "f32"), case_sensitive=False), default="f16",
-              show_default=True, help="How keys and values are stored.")
-@click.option("--lora", multiple=True, metavar="FILE[:SCALE]", help="Apply a low-rank adapter, SCALE times [1].")
+@weights_options
 @click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
-def perplexity(model: str, file: str, window: int | None, max_windows: int | None, kv_type: str, lora: tuple[str, ...],
-               threads: int | None, backend: str) -> int:
+def perplexity(model: str, file: str, window: int | None, max_windows: int | None, kv_type: str | None,
+               lora: tuple[str, ...], threads: int | None, backend: str) -> int:
     """How well MODEL foretells the text in FILE (- is standard input); less is better."""
     from m3jit.api.generation import LanguageModel
     from m3jit.cli.machine import limit_memory, read_text

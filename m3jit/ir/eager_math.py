@@ -14,7 +14,6 @@ from m3jit.ir import scalar_math
 
 CHUNK = 1 << 15                    # elements worked on at a time, so that temporaries stay in the cache
 NUMPY_TYPES = {"b1": np.bool_, "i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64}
-LOOP_TYPES = {np.dtype(t): name for name, t in NUMPY_TYPES.items()}
 
 
 # -- fused multiply-add ---------------------------------------------------------------------------------------------

@@ -5,15 +5,15 @@ Primitives other than fused groups are lowered by the kernel library (`m3jit.ker
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
 from m3jit.ir.loop import Kernel
 from m3jit.ir.passes.fuse import Group
 from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll, Retire, Scalar,
                            StoreFrame)
-from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, Dim, Function, Goto, Leave, Node,
-                             OpaqueType, Retired, Sym, TensorType, dim_add, dim_mul, uses)
+from m3jit.ir.tensor import (F64T, Abandon, Block, Check, CondGoto, Dim, Function, Goto, Leave, Node,
+                             Retired, TensorType, dim_add, dim_mul)
 from m3jit.ir.trace_recurrent import is_cell
 from m3jit.isa.kv import KVGeometry
 from m3jit.isa.types import Tensor

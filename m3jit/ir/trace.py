@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from m3jit.ir.tensor import (B1T, F64T, I64T, Dim, Node, OpaqueType, ScalarType, Sym, TensorType, dim_add, dim_ceildiv, dim_mul)
-from m3jit.ir.eager_scalar import UNORDERED, round_immediate
+from m3jit.ir.tensor import (B1T, F64T, I64T, Dim, Node, ScalarType, TensorType, dim_add, dim_ceildiv, dim_mul)
 from m3jit.ir.trace_layout import TraceLayout
 from m3jit.ir.trace_model import TraceModel
 from m3jit.ir.trace_recurrent import CellKey, CellRef, TraceRecurrent

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterator
 
 from m3jit.isa.fields import (ABSENT, BANK_LETTERS, BANK_SIZES, GPR, REQUIRED, BitsEnum, EncodingError, Field,
-                              FlagField, Hidden, PayloadReg, PrecisionField, Reg, RegField, U64)
+                              FlagField, Hidden, PayloadReg, PrecisionField, Reg, RegField)
 
 NO_DEADLINE = 2 ** 64 - 1
 ESCAPES = {0xB0: None, 0xB1: 128, 0xB2: 256, 0xB3: None}     # frame bytes; None: the frame carries its own length

@@ -7,7 +7,6 @@ successful run; a failed run leaves nothing.
 from __future__ import annotations
 
 import io
-import os
 import struct
 import sys
 from collections import deque

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Callable
 
 from m3jit.backends.cpu.memory import decode
-from m3jit.backends.cpu.numeric import SCALAR, intrinsic
+from m3jit.backends.cpu.numeric import SCALAR
 from m3jit.backends.cpu.render import grid_symbol, kernel_signature, kernel_symbol, run_symbol
 from m3jit.backends.cpu.runtime import ITEM_WORDS, MOST_ITEMS, guarded
 from m3jit.backends.cpu.target import CpuTarget

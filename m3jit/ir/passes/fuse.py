@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Iterable
+from typing import Any
 
 from m3jit.ir.tensor import ELEMENTWISE, Block, Check, Dim, Function, Node, TensorType, uses
 from m3jit.isa import types as T

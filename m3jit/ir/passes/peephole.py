@@ -1,7 +1,7 @@
 """Patterns that have a kernel of their own: silu(gate) * up over two quantised matrices."""
 from __future__ import annotations
 
-from m3jit.ir.tensor import Block, Check, Function, Node, uses
+from m3jit.ir.tensor import Function, Node, uses
 
 
 def match_patterns(f: Function) -> None:

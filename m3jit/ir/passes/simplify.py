@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from m3jit.ir.plan import SCALAR_OPS
 from m3jit.ir.tensor import (B1T, I64T, Check, CondGoto, DimExpr, Function, Goto, Node, Sym, TensorType, dim_syms,
                              substitute)
 from m3jit.ir.trace import wrap64
