@@ -183,9 +183,9 @@ def test_smollm2_agrees_with_gguf_package_and_opens_fast():
         pytest.skip("SmolLM2 is not on this machine (m3jit model get smollm2, or set M3JIT_TEST_SMOLLM2)")
     times = []
     for _ in range(10):
-        start = time.perf_counter()
+        start = time.process_time()
         GGUFFile(path)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.030, f"opening takes {min(times) * 1e3:.1f} ms; 4 ms were measured on an idle machine"
     assert_same_as_gguf_package(path)
 
@@ -363,10 +363,10 @@ def test_hostile_file_is_refused_quickly_and_cheaply(tmp_path, name):
     path.write_bytes(data)
     tracemalloc.start()
     try:
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(ModelFileError, match=message) as caught:
             touch(path)
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
         assert tracemalloc.get_traced_memory()[1] < 4 * len(data) + 4 * 2**20
     finally:
         tracemalloc.stop()
@@ -380,9 +380,9 @@ def test_strings_hard_on_the_fast_path_do_not_hang(pattern):
     block = b"".join(map(text, words))
     data = np.frombuffer(block * (count // len(words)), np.uint8)
     count -= count % len(words)
-    start = time.perf_counter()
+    start = time.process_time()
     starts, end = index_strings("f", "k", data, 0, count)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert end == len(data) and np.all(np.diff(starts) >= 8)
     assert all(data[s:s + len(w)].tobytes() == w for s, w in zip(starts[-len(words):], words))
 

@@ -204,10 +204,10 @@ def test_hostile_file_is_refused_quickly_and_cheaply(tmp_path, name):
     path.write_bytes(data)
     tracemalloc.start()
     try:
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(ModelFileError, match=message) as caught:
             touch(path)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
         assert tracemalloc.get_traced_memory()[1] < 8 * len(data) + 4 * 2**20
     finally:
         tracemalloc.stop()

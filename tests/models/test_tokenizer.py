@@ -202,9 +202,9 @@ def test_long_input_takes_linear_time(tokenizers):
     for name, size in (("smollm", 300_000), ("scored", 100_000)):
         tokenizer = tokenizers(name)
         for text in ("a" * size, " " * size, "word " * (size // 5), "1" * size, "'" * size):
-            start = time.perf_counter()
+            start = time.process_time()
             ids = tokenizer.encode(text)
-            assert time.perf_counter() - start < 10
+            assert time.process_time() - start < 10
             assert tokenizer.decode(ids) == text
 
 
