@@ -1,7 +1,7 @@
 """Conversations as a model was trained to read them: the chat template of a model file, filled in.
 
-A template is a jinja2 text.  It runs in jinja2's immutable sandbox with what templates of model files use: the
-variables `messages`, `tools`, `documents`, `add_generation_prompt`, `bos_token`, `eos_token`, `unk_token`, `pad_token`
+A template is a jinja2 text.  It runs in jinja2's immutable sandbox, within limits (template_limits.py), with what
+templates of model files use: the variables `messages`, `tools`, `documents`, `add_generation_prompt`, `bos_token`, `eos_token`, `unk_token`, `pad_token`
 and the caller's own (such as `enable_thinking`), `raise_exception(text)`, `strftime_now(format)`, `tojson`, `break` and
 `continue`, and `{% generation %}` blocks.
 
@@ -20,8 +20,6 @@ from m3jit.models.control_guard import ControlGuard, ControlTexts
 from m3jit.models.model_error import ModelFileError
 
 Message = Mapping[str, Any]
-LARGEST_PRODUCT = 1_000_000         # characters or items that `*` may make inside a template
-LARGEST_POWER = 4096                # bits of what `**` may make
 _FILE = "<template>"                # what jinja2 calls a template without a file in tracebacks
 # What a broken template, or one that is given what it did not expect, raises.
 _FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError, AttributeError, MemoryError)
@@ -58,7 +56,8 @@ class ChatTemplate:
                             "template (--chat-template FILE of `m3jit chat` and `m3jit serve`)")
         from jinja2 import TemplateSyntaxError
         try:
-            self._template = _environment().from_string(self.source)
+            self._environment = _environment()
+            self._template = self._environment.from_string(self.source)
         except TemplateSyntaxError as error:
             raise ModelFileError(tokenizer.path, brief(error.message or str(error)).removesuffix("."),
                                  item=f"chat template, line {error.lineno}",
@@ -135,11 +134,12 @@ class ChatTemplate:
         """The filled template.  Most write the arguments of tool calls as JSON, some join them to their text as they are:
         those get JSON text."""
         try:
-            return self._template.render(**given)
+            return self._environment.fill_in(self._template, given)
         except TypeError:
             if not any(message.get("tool_calls") for message in given["messages"]):
                 raise
-            return self._template.render(**given | {"messages": _with_json_arguments(given["messages"])})
+            return self._environment.fill_in(self._template,
+                                             given | {"messages": _with_json_arguments(given["messages"])})
 
     @cached_property
     def _controls(self) -> ControlTexts:
@@ -160,8 +160,9 @@ class ChatTemplate:
 def _environment() -> Any:
     """What a template may use."""
     from jinja2.ext import loopcontrols
-    environment = _sandbox()(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_blocks()])
-    environment.filters["tojson"] = _to_json
+    from m3jit.models.template_limits import Sandbox, bounded
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_blocks()])
+    environment.filters["tojson"] = bounded("tojson", _to_json)
     environment.globals["raise_exception"] = _refuse
     return environment
 
@@ -232,24 +233,6 @@ def _line_of(error: BaseException) -> int:
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
              separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _sandbox() -> type:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        """jinja2's sandbox, in which `*` and `**` make nothing huge."""
-        intercepted_binops = frozenset(["*", "**"])
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [len(v) if isinstance(v, (str, list, tuple)) else abs(v) for v in (left, right)
-                     if isinstance(v, (str, list, tuple, int, float))]
-            numbers = all(isinstance(v, (int, float)) for v in (left, right))
-            if len(sizes) == 2 and (not numbers and sizes[0] * sizes[1] > LARGEST_PRODUCT or operator == "**" and
-                                    int(sizes[0]).bit_length() * sizes[1] > LARGEST_POWER):
-                raise SecurityError(f"{operator} would make something huge")
-            return super().call_binop(context, operator, left, right)
-    return Sandbox
 
 
 def _generation_blocks() -> type:

@@ -217,11 +217,35 @@ def test_damaged_templates_give_a_text_or_one_clear_error():
     ("{{ ''.__class__.__mro__ }}", 1, "unsafe"), ("{{ 'a' * 10000000 }}", 1, "something huge"),
     ("{{ 9 ** 9999 }}", 1, "something huge"), ("{% for i in range(1000000) %}{% endfor %}", 1, "too big"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", 1, "recursion"),
+    ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", 1, "takes more than .* steps"),
+    ("{% for i in range(99999) %}\n{% set x = range(99999) | list %}{% endfor %}", 2, "takes more than .* steps"),
+    ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(25) }}", 1, "steps"),
+    ("{% set n = namespace(t='ab') %}{% for i in range(99) %}{% set n.t = n.t + n.t %}{% endfor %}", 1, "huge"),
+    ("{% set n = namespace(t='ab') %}{% for i in range(99) %}{% set n.t = n.t ~ n.t %}{% endfor %}", 1, "huge"),
+    ("{% set n = namespace(t='ab') %}{% for i in range(99) %}{% set n.t %}{{ n.t }}{{ n.t }}{% endset %}{% endfor %}",
+     1, "output would make something huge"),
+    ("{% set x = 'abcdefgh' * 9999 %}{% for i in range(99999) %}{{ x }}{% endfor %}", 1, "its output would"),
+    ("{{ '%0999999999d' | format(1) }}", 1, "a width that is huge"), ("{{ '%*d' % (999999999, 1) }}", 1, "a width"),
+    ("{{ '{:>{}}'.format(1, 999999999) }}", 1, "a width"), ("{{ 'a' | center(999999999) }}", 1, "center would"),
+    ("{{ 'a'.ljust(999999999) }}", 1, "ljust would"), ("{{ messages | tojson(indent=9999999) }}", 1, "tojson would"),
+    ("{{ 'aaaa'.replace('a', 'b' * 999999 ) | replace('b', 'c' * 99999) }}", 1, "replace would"),
+    ("{{ ['a', 'b'] | map('center', 999999999) | list }}", 1, "center would"), ("{{ lipsum(n=9999999) }}", 1, "lipsum"),
+    ("{{ ('a' * 999999).join(range(9999) | list) }}", 1, "join would"), ("{{ [1] | batch(999999999, 2) }}", 1, "batch"),
+    ("{{ ('\n' * 99999) | indent(99999) }}", 2, "indent would"),
 ])
 def test_a_failing_template_says_where(source, line, said):
     template = ChatTemplate(NAMES, source)
     with pytest.raises(ModelFileError, match=f"m.gguf: chat template, line {line}: fails: .*{said}"):
         template.text(user("x"))
+
+
+def test_limits_leave_what_templates_do_alone():
+    """Long texts, widths, and many loops: the count begins anew with each conversation."""
+    template = ChatTemplate(NAMES, "{% for m in messages %}{{ '%-5s|' % m.role }}{{ m.content.replace('a', 'bc') ~ '.' }}"
+                                   "{{ [1, 2] | join(', ') }}{% endfor %}{{ range(99999) | length }}"
+                                   "{{ '{:>3}'.format(7) }}{{ messages | length | tojson(indent=4) }}")
+    for _ in range(12):
+        assert template.text(user("a" * 400_000)) == "user |" + "bc" * 400_000 + ".1, 299999  71"
 
 
 def test_a_template_may_refuse():
