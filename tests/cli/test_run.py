@@ -142,6 +142,7 @@ def test_a_profile_of_a_model_names_its_opcodes(capfd):
 def test_programs_refuse_a_models_options(capfd):
     got = call(capfd, "run", HELLO, "--temp", "1", "--chat")
     assert got.code == 2 and "--temp, --chat: belong to model files" in got.err
+    assert "--temp: belongs to model files" in call(capfd, "run", HELLO, "--temp", "0").err
 
 
 def test_files_stay_in_their_folder(capfd, tmp_path):
