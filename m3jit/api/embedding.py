@@ -45,7 +45,7 @@ class Embedder:
     @functools.cached_property
     def context(self) -> int:
         """Tokens a text may have."""
-        return int(self.model.info("context"))
+        return self.model.context
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, framed as the model wants it ([CLS] text [SEP], for example)."""

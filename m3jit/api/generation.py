@@ -92,17 +92,14 @@ class LanguageModel:
         if not self.model.generates:
             raise UserError(f"{self.model.path}: a model of architecture {self.model.architecture!r} gives vectors, "
                             "not text; m3jit.load_embedder and `m3jit embed` run it")
+        models.compiler(self.model)                    # an architecture that is not there is said now
+        self.context = self.model.context              # tokens a prompt and its text may have together
         self._program = functools.lru_cache(maxsize=8)(self._compile)
 
     @property
     def name(self) -> str:
         """The name in the model's file."""
         return self.model.name
-
-    @functools.cached_property
-    def context(self) -> int:
-        """Tokens a prompt and its text may have together."""
-        return int(self.model.info("context"))
 
     @functools.cached_property
     def vocabulary(self) -> int:
@@ -151,6 +148,8 @@ class LanguageModel:
         UserError: an empty prompt, ids outside the vocabulary, or messages that `chat_tokens` refuses."""
         if isinstance(prompt, str):
             ids = self.encode(prompt)
+        elif not isinstance(prompt, (Sequence, np.ndarray)):
+            raise UserError(f"prompt: a text, token ids or messages are expected, got {type(prompt).__name__}")
         elif len(prompt) and isinstance(prompt[0], Mapping):
             ids = self.chat_tokens(prompt)             # type: ignore[arg-type]
         else:

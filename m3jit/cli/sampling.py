@@ -10,6 +10,7 @@ import click
 
 from m3jit.cli.options import Finite, UsageError
 
+LARGEST_SCALE = 1e6                 # of an adapter: what it makes of weights stays a number
 NAMES = ("max_tokens", "temp", "top_k", "top_p", "min_p", "repeat_penalty", "kv_type", "lora")
 TEMPERATURE = 0.8
 MAX_TOKENS, MAX_TOP_K = 2 ** 31 - 1, 2 ** 16 - 1
@@ -65,8 +66,9 @@ def _adapter(text: str) -> Any:
         factor = float(scale)
     except ValueError:
         return Models().adapter(text)
-    if not math.isfinite(factor):
-        raise UsageError(f"--lora {text}: {scale} is no finite number; expected FILE or FILE:SCALE")
+    if not math.isfinite(factor) or abs(factor) > LARGEST_SCALE:
+        what = "no finite number" if not math.isfinite(factor) else f"more than {LARGEST_SCALE:g}"
+        raise UsageError(f"--lora {text}: {scale} is {what}; expected FILE or FILE:SCALE")
     return Models().adapter(file, factor)
 
 

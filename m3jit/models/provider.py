@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from m3jit.errors import UserError
+from m3jit.errors import UserError, brief
 from m3jit.isa.types import DTYPES, F32, Tensor
 from m3jit.models import store
 from m3jit.models.adapters import Adapter, is_adapter
@@ -92,6 +92,15 @@ class SourceModel:
     def decode_bytes(self, token: int) -> bytes:
         return self.tokenizer.decode_bytes(token)
 
+    @property
+    def context(self) -> int:
+        """Tokens a text may have.  ModelFileError when the file does not say, or says nonsense."""
+        key = f"{self.architecture}.{_INFO['context']}"
+        found: int = self.file.value(key, int)
+        if found < 1:
+            raise ModelFileError(self.path, f"is {found}", item=f"metadata key {key!r}", expected="1 or more")
+        return found
+
     def info(self, key: str) -> int | float | str | Tensor:
         """vocab, eos, bos, layers, heads, kv_heads, embedding, context, architecture, name, or a metadata key."""
         if key == "vocab":
@@ -121,8 +130,12 @@ class Models:
         if reference == "default":
             return DEFAULT_MODEL
         path = Path(reference)
-        if path.is_file() or is_model_folder(path) or is_adapter_folder(path):
-            return path
+        try:
+            if path.is_file() or is_model_folder(path) or is_adapter_folder(path):
+                return path
+        except OSError as error:                        # a name that is too long, a loop of links
+            raise UserError(f"model {brief(repr(reference))}: {error.strerror}; give the path of a model, or its name"
+                            ) from None
         try:
             stored = store.path(reference)
         except UserError:

@@ -144,6 +144,17 @@ def test_a_dropped_generation_frees_its_machine(model):
     assert machine() is None
 
 
+@pytest.mark.parametrize("prompt", [None, 5, {"role": "user", "content": "x"}, [1.5], [True], ["a"]], ids=repr)
+def test_wrong_prompts(model, prompt):
+    with pytest.raises(UserError, match="^prompt: a text.* expected"):
+        model.generate(prompt)
+
+
+def test_a_name_that_no_file_can_have():
+    with pytest.raises(UserError, match="File name too long; give the path of a model"):
+        m3jit.load_model("x" * 5000)
+
+
 @pytest.mark.parametrize("settings, message", [
     (dict(temperature=-1), "temperature: a number from 0"), (dict(temperature=float("nan")), "temperature"),
     (dict(top_p=1.5), "top_p: a number from 0 to 1 is expected, got 1.5"), (dict(top_k=-1), "top_k: a whole number"),

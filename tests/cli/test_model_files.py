@@ -35,6 +35,24 @@ def test_a_split_model_runs_as_the_whole_one(capfd, tmp_path, whole):
     assert got.code == 1 and "parts-00002-of-00003.gguf: part 2 of 3 of the model is missing" in got.err
 
 
+@pytest.mark.parametrize("old, new, words", [
+    (b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0lxama", "'general.architecture': is 'lxama'; expected one of llama"),
+    (b"llama.context_length", b"llama.context_lengtx", "'llama.context_length': is missing"),
+    (b"llama.context_length\4\0\0\0", b"llama.context_length\6\0\0\0", "'llama.context_length': is a f32"),
+    (None, b"\0\0\0\0", "'llama.context_length': is 0; expected 1 or more")],
+    ids=("architecture", "missing", "type", "zero"))
+def test_what_a_file_says_of_itself(capfd, tmp_path, whole, old, new, words):
+    """Every command that generates says it, and none of them fails in the middle."""
+    raw = whole.read_bytes()
+    at = raw.index(old) if old else raw.index(b"llama.context_length") + 24
+    (tmp_path / "made.gguf").write_bytes(raw[:at] + new + raw[at + len(new):])
+    (tmp_path / "text").write_text("a river " * 20)
+    for command in (["run", tmp_path / "made.gguf", "-p", "x", "--stop", "y"], ["chat", tmp_path / "made.gguf"],
+                    ["perplexity", tmp_path / "made.gguf", tmp_path / "text", "--window", "8"]):
+        got = call(capfd, *command)
+        assert got.code == 1 and got.out == "" and words in got.err, got
+
+
 def test_weights_that_are_not_finite_are_named(capfd, tmp_path, whole):
     raw = bytearray(whole.read_bytes())
     with GGUFFile(whole) as file:

@@ -96,6 +96,8 @@ def test_the_command_line_applies_adapters(folder, capfd):
     assert text("--kv-type", "bf16") and text("--kv-type", "Q8_0")
     done = call(capfd, *shared, "--lora", f"{lora}:inf")
     assert done.code == 2 and "inf is no finite number; expected FILE or FILE:SCALE" in done.err
+    done = call(capfd, *shared, "--lora", f"{lora}:-1e300")
+    assert done.code == 2 and "-1e300 is more than 1e+06; expected FILE or FILE:SCALE" in done.err
     done = call(capfd, *shared, "--lora", f"{lora}x:1")
     assert done.code == 1 and "lora-all.ggufx" in done.err
 
