@@ -5,6 +5,7 @@ keys that GGUF uses for the architecture.
 """
 from __future__ import annotations
 
+import math
 from typing import Any, Iterable, Mapping, Protocol
 
 import numpy as np
@@ -16,6 +17,9 @@ BLOCK_TYPES = frozenset(d.name for d in WEIGHTS if d.is_block)
 FLOAT_TYPES = frozenset({d.name for d in WEIGHTS if not d.is_block} | {"F64"})      # F64 is rounded to F32 when read
 LAYER_PREFIX = "blk.{}."
 DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight", ".rotary_emb.inv_freq")        # what the metadata says as well
+# The least and the largest value of keys where a damaged one would cost endless time, or give an error in the middle.
+_RANGES = {"block_count": (0, 4096), "attention.layer_norm_rms_epsilon": (0, 1e3), "rope.freq_base": (1e-3, 1e30),
+           "attention.layer_norm_epsilon": (0, 1e3), "rope.freq_base_swa": (1e-3, 1e30)}
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -45,8 +49,14 @@ class Keys:
         self.source, self.architecture = source, architecture
 
     def need(self, key: str, kind: type, **default: Any) -> Any:
-        """The value of a key of the architecture; without `default` it must be there."""
-        return self.source.value(f"{self.architecture}.{key}", kind, **default)
+        """The value of a key of the architecture; without `default` it must be there.  Numbers are finite."""
+        found = self.source.value(f"{self.architecture}.{key}", kind, **default)
+        if kind is float and self.has(key) and not math.isfinite(found):
+            raise self.refuse(key, f"is {found}", "a finite number")
+        least, most = _RANGES.get(key, (-math.inf, math.inf))
+        if kind in (int, float) and self.has(key) and not least <= found <= most:
+            raise self.refuse(key, f"is {found}", f"a number from {least:g} to {most:g}")
+        return found
 
     def has(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.source.metadata

@@ -1,6 +1,7 @@
 """Model files on the command line: split over several files, with weights that are not finite."""
 from __future__ import annotations
 
+import struct
 import sys
 
 import gguf
@@ -51,6 +52,22 @@ def test_what_a_file_says_of_itself(capfd, tmp_path, whole, old, new, words):
                     ["perplexity", tmp_path / "made.gguf", tmp_path / "text", "--window", "8"]):
         got = call(capfd, *command)
         assert got.code == 1 and got.out == "" and words in got.err, got
+
+
+@pytest.mark.parametrize("key, kind, value, words", [
+    ("block_count", "<I", 10 ** 9, "is 1000000000; expected a number from 0 to 4096"),
+    ("attention.layer_norm_rms_epsilon", "<f", -1.0, "is -1.0; expected a number from 0"),
+    ("attention.layer_norm_rms_epsilon", "<f", float("nan"), "is nan; expected a finite number"),
+    ("rope.freq_base", "<f", float("inf"), "is inf; expected a finite number"),
+    ("rope.freq_base", "<f", 0.0, "is 0.0; expected a number from 0.001")])
+def test_numbers_that_cannot_be_are_refused(capfd, tmp_path, whole, key, kind, value, words):
+    raw, name = whole.read_bytes(), b"llama." + key.encode()
+    at = raw.index(name) + len(name) + 4
+    new = struct.pack(kind, value)
+    (tmp_path / "made.gguf").write_bytes(raw[:at] + new + raw[at + len(new):])
+    for command in (["run", "-p", "x"], ["verify"], ["compile", "-o", tmp_path / "out.m3asm"]):
+        got = call(capfd, *command, tmp_path / "made.gguf")
+        assert got.code == 1 and got.out == "" and f"'llama.{key}': {words}" in got.err, got
 
 
 def test_weights_that_are_not_finite_are_named(capfd, tmp_path, whole):
