@@ -8,7 +8,7 @@ from typing import Callable, Sequence
 
 from m3jit.ir.eager_blocks import E2M1_VALUES, IQ4_VALUES
 from m3jit.ir.loop import Buffer, Builder, Value
-from m3jit.kernels.qmatmul_parts import NIBBLE, Block, Pairs, Sums, dot, moved, table_words
+from m3jit.kernels.qmatmul_parts import AHEAD_TOKENS, MANY, NIBBLE, Block, Pairs, Sums, dot, moved, table_words
 from m3jit.kernels.quantize import BIAS8, BIAS128, D32, SUM32
 
 Unpack = Callable[[int, Value, int], Value]  # (tile, vector as loaded, its number) -> four codes of 16 rows
@@ -20,7 +20,8 @@ def _dots(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer], start: Sequence
     it (absent: as it is), and with `high` word count + v too."""
     sums = [list(start) for _ in ws]
     for v in range(count):
-        raws = [b.load_lanes("i32", w, 16 * v) for w in ws]
+        ahead = AHEAD_TOKENS if len(x) == MANY else 0
+        raws = [b.load_lanes("i32", w, 16 * v, ahead=ahead) for w in ws]
         dot(b, sums, [low(i, r, v) for i, r in enumerate(raws)] if low else raws, x, v)
         if high:
             dot(b, sums, [high(i, r, v) for i, r in enumerate(raws)], x, count + v)
