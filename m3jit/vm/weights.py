@@ -30,6 +30,7 @@ MAGIC = b"m3jitR16\x01\x00\x00\x00\x00\x00\x00\x00"
 HEADER = 64
 LIMIT_BYTES = 16 << 30                      # of all layout files together; the oldest go first
 CHECKED_BYTES = 1 << 20                     # weights used as they are that are looked through for NaN and infinities
+PIECE_BYTES = 4 << 20                       # packed at a time: written, not mapped, so that they are not memory in use
 TRIM_EVERY = 64                             # files made between two looks at the total size
 
 
@@ -88,11 +89,12 @@ class WeightStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             with NewFile(path, prefix=".part", suffix="") as new:
                 new.handle.write(head)
-                new.handle.truncate(HEADER + nbytes)
+                step = max(1, PIECE_BYTES // max(1, t.dtype.row_bytes(cols)) // layout.ROWS) * layout.ROWS
+                for at in range(0, rows, step):
+                    part = raw[at:at + step]
+                    new.handle.write(layout.repack(t.dtype, part, len(part), cols))
                 new.handle.flush()
-                out = np.memmap(new.handle, np.uint8, "r+", HEADER, (nbytes,))
-                layout.repack(t.dtype, raw, rows, cols, out=out)
-                out.flush()
+                os.fsync(new.handle.fileno())
                 new.commit(mode=0o600)
         except OSError:
             self.in_memory += nbytes

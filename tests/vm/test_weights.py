@@ -1,0 +1,24 @@
+"""Packed weights: what the cache file holds is the layout of the whole matrix, however many pieces it was written in."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from m3jit.isa.types import DTYPES, Tensor
+from m3jit.kernels import layout
+from m3jit.vm import weights
+from m3jit.vm.weights import HEADER, WeightStore
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q3_K", "Q6_K"])
+@pytest.mark.parametrize("rows", [1, 16, 33, 100])
+def test_pieces_make_the_whole(tmp_path, monkeypatch, name, rows):
+    dtype, cols = DTYPES[name], 512
+    raw = np.random.default_rng(rows).integers(0, 60, (rows, dtype.row_bytes(cols)), np.uint8)    # scales stay finite
+    whole = layout.repack(dtype, raw, rows, cols)
+    monkeypatch.setattr(weights, "PIECE_BYTES", 20 * dtype.row_bytes(cols))     # 16 rows a piece
+    store = WeightStore(tmp_path)
+    packed = store.array(Tensor.blocks(dtype, (rows, cols), raw), "R16")
+    assert packed.tobytes() == whole.tobytes() and store.mapped == len(whole) and store.in_memory == 0
+    file, = (p for p in tmp_path.rglob("*.bin"))
+    assert file.read_bytes()[HEADER:] == whole.tobytes()
