@@ -15,9 +15,9 @@ FEW = 4                                      # tiles x tokens up to which there 
 # loop; without it, or with two streams, the rate hangs on the order of instructions (Q4_K, Zen 5: 22-39 GB/s for one
 # and the same body at different places, read loop 41).  The 32-element formats gain nothing from it for one token.
 AHEAD = 8192
-# What those ask for with tiles of MANY tokens: a tile of rows is read once for each tile of tokens, and memory would rest
-# meanwhile.  SmolLM2 Q4_1, Zen 5, 2 threads, tokens/s of 8 contexts and of a prompt: 1,757 and 4,200 without; with 1,024
-# 1,845 and 4,460, with 4,096 2,114 and 4,590, with 8,192 2,035 and 4,420, with 12,288 1,850 and 4,400.
+# What those ask for with tiles of MANY tokens: a tile of rows is read once for each tile of tokens, and memory would
+# rest meanwhile.  SmolLM2 Q4_1, Zen 5, 2 threads, tokens/s of 8 contexts and of a prompt: 1,757 and 4,200 without; with
+# 1,024 1,845 and 4,460, with 4,096 2,114 and 4,590, with 8,192 2,035 and 4,420, with 12,288 1,850 and 4,400.
 AHEAD_TOKENS, MANY = 4096, 4
 
 Pairs = list[list[tuple[Value, Value]]]
