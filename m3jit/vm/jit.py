@@ -261,6 +261,14 @@ class ContextRegisters:
             return self.ctx.V[key[1]]
         return self.ctx.flags if key == "flags" else self.ctx.rng
 
+    def write(self, way: Any, values: list[Any]) -> None:
+        """The registers of an exit (m3jit.vm.region_exits.Way), states excepted."""
+        R = self.ctx.R
+        for n, i in way.general:
+            R[n] = values[i]
+        for key, i in way.others:
+            self.set(key, values[i])
+
     def set(self, key: Any, value: Any) -> None:
         if key.__class__ is tuple:
             bank = key[0]

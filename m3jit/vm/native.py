@@ -19,18 +19,20 @@ from m3jit.isa.types import Tensor
 from m3jit.kernels.lowering import KV_BLOCKS
 from m3jit.vm.array_address import address_of
 from m3jit.vm.region_cells import RegionCells
-from m3jit.vm.region_exits import Way
+from m3jit.vm.region_exits import Numbers, Way
 from m3jit.vm.region_streams import RegionStreams
 
 ALIGN = 64
 MAX_LAYOUTS = 6                 # frames are kept for this many combinations of dimensions per region
 BLOCK_STEP = 16                 # attention buffers grow in steps of this many blocks of 64 keys
 NO_BUDGET = 2 ** 63 - 1
+STOP, BUDGET, EXIT, RETIRED = map(int, (FrameWord.STOP, FrameWord.BUDGET, FrameWord.EXIT, FrameWord.RETIRED))
 
 
 class Registers(Protocol):
     """A context as compiled code sees it.  Keys: see m3jit.ir.lift."""
     def get(self, key: Any) -> Any: ...
+    def write(self, way: Way, values: list[Any]) -> None: ...
     def set(self, key: Any, value: Any) -> None: ...
 
 
@@ -80,6 +82,37 @@ def fits(value: Any, t: Type | None, syms: dict[Sym, int]) -> bool:
     return type_of_value(None, value) == t
 
 
+class Guards:
+    """The types of a region's live-ins, sorted by what has to be looked at."""
+
+    def __init__(self, types: list[tuple[Any, Type | None]]):
+        self.scalars: list[tuple[Any, type]] = []
+        self.tensors: list[tuple[Any, Any, tuple[int, ...]]] = []         # of one shape only
+        self.others: list[tuple[Any, Type | None]] = []
+        for key, t in types:
+            if isinstance(t, ScalarType):
+                self.scalars.append((key, int if t == I64T else float))
+            elif isinstance(t, TensorType) and all(isinstance(d, int) for d in t.shape):
+                self.tensors.append((key, t.dtype, tuple(t.shape)))       # type: ignore[arg-type]
+            else:
+                self.others.append((key, t))
+
+    def match(self, get: Callable[[Any], Any]) -> dict[Sym, int] | None:
+        """Symbol values when all live-ins fit, else None."""
+        for key, kind in self.scalars:
+            if get(key).__class__ is not kind:
+                return None
+        for key, dtype, shape in self.tensors:
+            v = get(key)
+            if v.__class__ is not Tensor or v.dtype is not dtype or v.shape != shape:
+                return None
+        syms: dict[Sym, int] = {}
+        for key, t in self.others:
+            if not fits(get(key), t, syms):
+                return None
+        return syms
+
+
 @dataclass(eq=False, slots=True)
 class Layout:
     """A frame with everything filled in that depends on the dimensions alone, and its arena."""
@@ -106,6 +139,7 @@ class CompiledRegion:
         self.types = [(k, n.type) for k, n in region.function.inputs.items()
                       if not (isinstance(k, tuple) and k[0] in ("kvlen", "cell"))]
         self.types += [(k, None) for k in sorted(region.function.nulls, key=repr)]
+        self.guards = Guards(self.types)
         self.cells = RegionCells(region.cells_in, region.cells_out)
         self.scalars = [s for s in region.scalars if s[0][0] != "kvlen"]
         self.streams = RegionStreams(region.kv, [(k[1], k[2], w) for k, w, _ in region.scalars if k[0] == "kvlen"])
@@ -124,10 +158,9 @@ class CompiledRegion:
 
     def matches(self, regs: Registers) -> dict[Sym, int] | None:
         """Symbol values when all live-ins fit, else None."""
-        syms: dict[Sym, int] = {}
-        for key, t in self.types:
-            if not fits(regs.get(key), t, syms):
-                return None
+        syms = self.guards.match(regs.get)
+        if syms is None:
+            return None
         seen: dict[int, Any] = {}
         if not self.streams.match(regs, seen):
             return None
@@ -202,18 +235,38 @@ class CompiledRegion:
         for k, word, how in self.scalars:
             v = regs.get(k)
             frame[word] = v if how == "i64" else struct.unpack("<q", struct.pack("<d", v))[0]
-        frame[FrameWord.STOP] = stop_address
-        frame[FrameWord.BUDGET] = 1 if self.one_round else budget        # rows are reserved for one round
+        frame[STOP] = stop_address
+        frame[BUDGET] = 1 if self.one_round else budget        # rows are reserved for one round
         return Held(alive, commits, cells)
 
     def leave(self, frame: np.ndarray, regs: Registers, fresh: Mapping[int, np.ndarray], held: "Held",
               syms: dict[Sym, int]) -> tuple[ExitInfo | None, int]:
         """(exit, retired instructions) of a frame that was run, its registers written back; exit None: abandoned."""
-        number = int(frame[FrameWord.EXIT])
+        number = int(frame[EXIT])
         if number == self.region.abandon:
             return None, 0
-        self._write_back(regs, number, frame, fresh, held, syms)
-        return self.region.exits[number], int(frame[FrameWord.RETIRED])
+        way = self.way(number)
+        self.write_back(regs, way, way.numbers(frame[None])[0], fresh, held, syms)
+        return way.info, int(frame[RETIRED])
+
+    def way(self, number: int) -> Way:
+        """An exit, ready to be left by."""
+        way = self.ways.get(number)
+        if way is None:
+            way = self.ways[number] = Way(self.region.exits[number], self.streams)
+        return way
+
+    def write_back(self, regs: Registers, way: Way, numbers: Numbers, fresh: Mapping[int, np.ndarray], held: "Held",
+                   syms: dict[Sym, int]) -> None:
+        """Give the registers what they hold behind an exit: everything is made before anything is written."""
+        values = way.values(regs, numbers, fresh, syms)
+        states: dict[Any, Any] = way.streams(numbers, held.commits)
+        if held.cells is not None:
+            states |= held.cells.leave(way.info.stores)
+        regs.write(way, values)
+        for k in self.region.function.states:            # in program order: new states get handles
+            if k in states:
+                regs.set(k, states[k])
 
     def _results(self, syms: dict[Sym, int], given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Arrays for the tensors the region leaves behind, by frame word.  MemoryError: there is no room for them."""
@@ -241,20 +294,6 @@ class CompiledRegion:
         streams, blocks = self.streams.reserve(regs, syms)
         syms[KV_BLOCKS] = -(-blocks // BLOCK_STEP) * BLOCK_STEP
         return streams
-
-    def _write_back(self, regs: Registers, number: int, frame: np.ndarray, fresh: Mapping[int, np.ndarray],
-                    held: "Held", syms: dict[Sym, int]) -> None:
-        way = self.ways.get(number)
-        if way is None:
-            way = self.ways[number] = Way(self.region.exits[number], self.streams)
-        for k, v in way.values(regs, frame, fresh, syms):
-            regs.set(k, v)
-        states = way.streams(frame, held.commits)
-        if held.cells is not None:
-            states |= held.cells.leave(way.info.stores)
-        for k in self.region.function.states:            # in program order: new states get handles
-            if k in states:
-                regs.set(k, states[k])
 
 
 def appends_in_a_loop(f: Any) -> bool:

@@ -12,10 +12,10 @@ from typing import Any, Sequence
 import numpy as np
 
 from m3jit.ir.lower import ExitInfo
-from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import Sym, dim_syms, eval_dim
 from m3jit.isa.kv import KVStream
-from m3jit.vm.native import ALIGN, CompiledRegion, Held, new_array, stored_shape
+from m3jit.vm.array_address import address_of
+from m3jit.vm.native import ALIGN, EXIT, RETIRED, CompiledRegion, Held, new_array, stored_shape
 
 MAX_LAYOUTS = 16
 
@@ -36,22 +36,27 @@ class Layout:
             self.frames[:, slot.word] = start + np.cumsum(size) - size
         for word, address in region._weights():
             self.frames[:, word] = address
-        self.results = []          # word, element type, first element of each context (and the end), bytes to it
+        self.results = []          # word, element type, shape or part of each context, elements, bytes before each
         for word, t in r.outputs:
-            counts = [int(np.prod(stored_shape(t, s), dtype=np.int64)) for s in syms]
-            firsts = np.cumsum([0, *counts])
             dtype = np.dtype(t.dtype.storage)
-            self.results.append((word, dtype, firsts.tolist(), firsts[:-1] * dtype.itemsize))
+            shapes = [tuple(stored_shape(t, s)) for s in syms]
+            firsts = np.cumsum([0, *(int(np.prod(shape, dtype=np.int64)) for shape in shapes)])
+            parts: Any = list(zip(firsts.tolist(), firsts[1:].tolist(), shapes))
+            if len(set(shapes)) == 1:
+                parts = (n, *shapes[0])
+            self.results.append((word, dtype, parts, int(firsts[-1]), firsts[:-1] * dtype.itemsize))
+        self.words = [word for word, *_ in self.results]
         self.call = native.bind(self.frames, region.nthreads)
 
-    def fresh(self) -> dict[int, tuple[np.ndarray, list[int]]]:
-        """New memory for the results of all contexts: word -> (one array, first element of each context)."""
-        out = {}
-        for word, dtype, firsts, offsets in self.results:
-            a = new_array([firsts[-1]], dtype)
-            self.frames[:, word] = a.__array_interface__["data"][0] + offsets
-            out[word] = (a, firsts)
-        return out
+    def fresh(self) -> list[dict[int, np.ndarray]]:
+        """New memory for the results of all contexts: for each, word -> its array."""
+        columns = []
+        for word, dtype, parts, count, offsets in self.results:
+            a = new_array([count], dtype)
+            self.frames[:, word] = address_of(a) + offsets
+            columns.append(a.reshape(parts) if parts.__class__ is tuple else
+                           [a[start:stop].reshape(shape) for start, stop, shape in parts])
+        return [dict(zip(self.words, arrays)) for arrays in zip(*columns)] if columns else [{}] * len(self.frames)
 
 
 class _Arena:
@@ -67,37 +72,25 @@ class _Arena:
         return -(-self.memory.ctypes.data // ALIGN) * ALIGN
 
 
-class _Share:
-    """The results of one context: word -> its part of the array."""
-    __slots__ = ("arrays", "context")
-
-    def __init__(self, arrays: dict[int, tuple[np.ndarray, list[int]]], context: int):
-        self.arrays, self.context = arrays, context
-
-    def __getitem__(self, word: int) -> np.ndarray:
-        a, firsts = self.arrays[word]
-        return a[firsts[self.context]:firsts[self.context + 1]]
-
-
 class Outcome:
     """One context's part of a region that was run; `leave` writes its registers."""
-    __slots__ = ("compiled", "entry", "frame", "share", "held")
+    __slots__ = ("compiled", "entry", "frame", "fresh", "held")
 
-    def __init__(self, compiled: CompiledRegion, entry: Any, frame: np.ndarray, share: _Share, held: Held):
-        self.compiled, self.entry, self.frame, self.share, self.held = compiled, entry, frame, share, held
+    def __init__(self, compiled: CompiledRegion, entry: Any, frame: np.ndarray, fresh: dict[int, np.ndarray], held: Held):
+        self.compiled, self.entry, self.frame, self.fresh, self.held = compiled, entry, frame, fresh, held
 
     @property
     def info(self) -> ExitInfo | None:
         """The exit taken; None: abandoned."""
-        number = int(self.frame[FrameWord.EXIT])
+        number = int(self.frame[EXIT])
         return None if number == self.compiled.region.abandon else self.compiled.region.exits[number]
 
     @property
     def retired(self) -> int:
-        return int(self.frame[FrameWord.RETIRED])
+        return int(self.frame[RETIRED])
 
     def leave(self) -> tuple[ExitInfo | None, int]:
-        return self.compiled.leave(self.frame, self.entry.regs, self.share, self.held, self.entry.syms)
+        return self.compiled.leave(self.frame, self.entry.regs, self.fresh, self.held, self.entry.syms)
 
 
 class BatchedRegion:
@@ -120,13 +113,31 @@ class BatchedRegion:
         MemoryError: nothing was done."""
         commits = self._reserve(entries)
         with self.lock:
-            return [outcome.leave() for outcome in self._enter(entries, commits)]
+            layout, fresh, held = self._enter(entries, commits)
+            return self._leave(entries, layout.frames, fresh, held)
+
+    def _leave(self, entries: Sequence[Any], frames: np.ndarray, fresh: list[dict[int, np.ndarray]],
+               held: list[Held]) -> list[tuple[ExitInfo | None, int]]:
+        """Write the registers of all contexts; those that took one exit are read from their frames together."""
+        c = self.compiled
+        numbers, retired = frames[:, EXIT].tolist(), frames[:, RETIRED].tolist()
+        out: list[tuple[ExitInfo | None, int]] = [(None, 0)] * len(entries)
+        for number in dict.fromkeys(numbers):
+            if number == c.region.abandon:
+                continue
+            way, rows = c.way(number), [i for i, n in enumerate(numbers) if n == number]
+            for i, found in zip(rows, way.numbers(frames if len(rows) == len(frames) else frames[rows])):
+                e = entries[i]
+                c.write_back(e.regs, way, found, fresh[i], held[i], e.syms)
+                out[i] = (way.info, retired[i])
+        return out
 
     def run_first(self, entries: Sequence[Any]) -> tuple[tuple[ExitInfo | None, int], list["Outcome"], int]:
         """The same, leaving with the first alone: its result, the others' outcomes, the launches that were joined."""
         commits, before = self._reserve(entries), self.joined
         with self.lock:
-            first, *others = self._enter(entries, commits)
+            layout, fresh, held = self._enter(entries, commits)
+            first, *others = map(Outcome, [self.compiled] * len(entries), entries, layout.frames, fresh, held)
             for outcome in others:
                 outcome.frame = outcome.frame.copy()           # the next entry uses the frames again
             return first.leave(), others, self.joined - before
@@ -135,7 +146,8 @@ class BatchedRegion:
         c = self.compiled
         return [c._reserve(e.regs, e.syms) if c.region.kv else {} for e in entries]
 
-    def _enter(self, entries: Sequence[Any], commits: list[dict[Any, KVStream]]) -> list["Outcome"]:
+    def _enter(self, entries: Sequence[Any], commits: list[dict[Any, KVStream]]
+               ) -> tuple[Layout, list[dict[int, np.ndarray]], list[Held]]:
         layout = self._layout([e.syms for e in entries])
         fresh = layout.fresh()
         held = [self.compiled.fill(frame, e.regs, k, e.jit.stop_address, e.budget)
@@ -145,8 +157,7 @@ class BatchedRegion:
         after = layout.call.launches
         self.items += after[0] - before[0]
         self.joined += after[1] - before[1]
-        return [Outcome(self.compiled, e, frame, _Share(fresh, i), h)
-                for i, (e, frame, h) in enumerate(zip(entries, layout.frames, held))]
+        return layout, fresh, held
 
     def _layout(self, syms: list[dict[Sym, int]]) -> Layout:
         """The layout for these dimensions; the newest few are kept."""

@@ -1,7 +1,7 @@
 """Leaving a compiled region: what the registers hold after each of its exits."""
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -15,45 +15,67 @@ from m3jit.vm.region_streams import RegionStreams
 
 
 class Way:
-    """One exit, its stores sorted by how the value is found."""
+    """One exit, its stores sorted by how the value is found.
+
+    keys: of everything but states, in the order of `values`.  general, others: (register, position among the values)
+    of general registers, (key, position) of what else is written."""
 
     def __init__(self, info: ExitInfo, streams: RegionStreams):
         self.info = info
         stores = [s for s in info.stores if not is_cell(s.key)]
         kv = [s for s in stores if s.how == "i64" and isinstance(s.key, tuple) and s.key[0] == "kvlen"]
-        self.integers = [s for s in stores if s.how == "i64" and s not in kv]
-        self.floats = [s for s in stores if s.how == "f64"]
-        self.tensors = [(s, _Shape(s.type)) for s in stores if s.how == "tensor"]
-        self.inputs = [(s, _Shape(s.type)) for s in stores if s.how == "input"]
-        self.constants = [s for s in stores if s.how not in ("i64", "f64", "tensor", "input")]
-        self.integer_words, self.float_words = _words(self.integers), _words(self.floats)
+        integers = [s for s in stores if s.how == "i64" and s not in kv]
+        floats = [s for s in stores if s.how == "f64"]
+        self.tensors = [(s.word, s.type.dtype, _Shape(s.type)) for s in stores if s.how == "tensor"]
+        self.inputs = [(s.source, _Shape(s.type)) for s in stores if s.how == "input"]
+        constants = [s for s in stores if s.how not in ("i64", "f64", "tensor", "input")]
+        self.constants = [s.source for s in constants]
+        self.integer_words, self.float_words = _words(integers), _words(floats)
+        self.keys = [s.key for s in (*constants, *integers, *floats)]
+        self.keys += [s.key for how in ("tensor", "input") for s in stores if s.how == how]
+        places = [(key, i) for i, key in enumerate(self.keys)]
+        self.general = [(key[1], i) for key, i in places if _is_general(key) and key[1] != 255]
+        self.others = [(key, i) for key, i in places if not _is_general(key)]
         self.lengths: dict[Any, tuple[tuple[int, ...], np.ndarray]] = {}       # state register -> layers, their words
         for key in dict.fromkeys(s.key[1] for s in kv):
             words = {s.key[2]: s.word for s in kv if s.key[1] == key}
             layers = streams.in_order(key, words)
             self.lengths[key] = (layers, np.array([words[n] for n in layers], np.intp))
 
-    def values(self, regs: Any, frame: np.ndarray, fresh: Mapping[int, np.ndarray],
-               syms: dict[Sym, int]) -> list[tuple[Any, Any]]:
-        """(key, value) of everything but states; fresh: the arrays of the tensors made, by word."""
-        out = [(s.key, s.source) for s in self.constants]
-        if self.integers:
-            out += zip([s.key for s in self.integers], frame[self.integer_words].tolist())
-        if self.floats:                              # a register's NaN is the canonical one
-            out += [(s.key, v if v == v else NAN)
-                    for s, v in zip(self.floats, frame[self.float_words].view(np.float64).tolist())]
-        for s, shape in self.tensors:
-            dims = shape.of(syms)
-            out.append((s.key, Tensor.made(s.type.dtype, dims, fresh[s.word].reshape(shape.stored(dims)))))
-        for s, shape in self.inputs:                 # a reshape may have given it another shape
-            t, dims = regs.get(s.source), shape.of(syms)
-            out.append((s.key, t if dims == t.shape else Tensor(t.dtype, dims, t.data.reshape(dims))))
+    def numbers(self, frames: np.ndarray) -> list["Numbers"]:
+        """What the frames [contexts, words] of contexts that took this exit hold, one for each."""
+        none: list[list] = [[]] * len(frames)
+        integers = frames[:, self.integer_words].tolist() if len(self.integer_words) else none
+        floats = frames[:, self.float_words].view(np.float64).tolist() if len(self.float_words) else none
+        lengths = [frames[:, words].tolist() for _, words in self.lengths.values()]
+        return list(zip(integers, floats, zip(*lengths) if lengths else none))
+
+    def values(self, regs: Any, numbers: "Numbers", fresh: Mapping[int, np.ndarray], syms: dict[Sym, int]) -> list[Any]:
+        """The values of `keys`; fresh: the arrays of the tensors made, by word."""
+        out = [*self.constants, *numbers[0]]
+        if numbers[1]:                               # a register's NaN is the canonical one
+            out += [v if v == v else NAN for v in numbers[1]]
+        made = Tensor.made
+        for word, dtype, shape in self.tensors:
+            dims = shape.fixed or shape.of(syms)
+            a, stored = fresh[word], shape.rows or shape.stored(dims)
+            out.append(made(dtype, dims, a if a.shape == stored else a.reshape(stored)))
+        for source, shape in self.inputs:            # a reshape may have given it another shape
+            t, dims = regs.get(source), shape.of(syms)
+            out.append(t if dims == t.shape else Tensor(t.dtype, dims, t.data.reshape(dims)))
         return out
 
-    def streams(self, frame: np.ndarray, reserved: Mapping[Any, KVStream]) -> dict[Any, KVStream]:
+    def streams(self, numbers: "Numbers", reserved: Mapping[Any, KVStream]) -> dict[Any, KVStream]:
         """State register -> its stream, of those that were reserved, with the rows it has now."""
-        return {key: reserved[key].with_all_lengths(layers, frame[words].tolist())
-                for key, (layers, words) in self.lengths.items()}
+        return {key: reserved[key].with_all_lengths(layers, rows)
+                for (key, (layers, _)), rows in zip(self.lengths.items(), numbers[2])}
+
+
+Numbers = tuple[list[int], list[float], Sequence[list[int]]]          # integers, floats, rows of each stream's layers
+
+
+def _is_general(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0] == "R"
 
 
 def _words(stores: list[Store]) -> np.ndarray:
@@ -66,6 +88,7 @@ class _Shape:
     def __init__(self, t: TensorType):
         self.type = t
         self.fixed = tuple(t.shape) if all(isinstance(d, int) for d in t.shape) else None
+        self.rows = self.stored(self.fixed) if self.fixed is not None else None
 
     def of(self, syms: dict[Sym, int]) -> tuple[int, ...]:
         return self.fixed if self.fixed is not None else tuple(eval_dim(d, syms) for d in self.type.shape)
