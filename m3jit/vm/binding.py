@@ -15,6 +15,7 @@ from m3jit.errors import OperandError
 from m3jit.isa.fields import (FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, RegList, ShapeField, SPECIAL)
 from m3jit.isa.table import Instruction
 from m3jit.vm import values
+from m3jit.vm.commit import Store, item
 from m3jit.vm.values import Handle, classes_of, expected, said
 
 BANK = "RVS"

@@ -5,10 +5,11 @@ on the size of the state.  Outside the root: the instruction pointer, priority, 
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterable
 
 from m3jit.ir.eager_scalar import NOT_COMPARED
 from m3jit.isa.fields import GPR, SPECIAL, STATE, VEC, Reg
+from m3jit.vm.commit import Store, attribute, commit
 from m3jit.vm.memory import ContextMemory
 from m3jit.vm.persistent import PersistentMap
 from m3jit.vm.snapshots import SnapshotHandle, revive, weaken
@@ -103,16 +104,19 @@ class Context:
         r.states, r.memory = self.states.share(), self.memory.share()
         return r
 
-    def restore(self, root: Root, registers: bool = True) -> None:
-        """Make `root` the state of this context; the root can be restored again.  registers False: memory and state
-        only."""
-        self.states, self.memory = root.states.share(), root.memory.share()
-        self.rng, self.cursors, self.texts, self.model = root.rng, root.cursors, root.texts, root.model
+    def restore(self, root: Root, registers: bool = True, more: Iterable[Store] = ()) -> None:
+        """Make `root` the state of this context and do `more` stores with it, all at once or not at all; the root can be
+        restored again.  registers False: memory and state only."""
+        stores = [attribute(self, "states", root.states.share()), attribute(self, "memory", root.memory.share()),
+                  attribute(self, "rng", root.rng), attribute(self, "cursors", root.cursors),
+                  attribute(self, "texts", root.texts), attribute(self, "model", root.model)]
         if registers:
             R = list(root.R)
             revive(R, self.used)                             # while the registers that are replaced still hold them
-            frames = root.frames.revived() if root.frames else None
-            self.R, self.V, self.S, self.frames, self.flags = R, list(root.V), list(root.S), frames, root.flags
+            stores += [attribute(self, "R", R), attribute(self, "V", list(root.V)), attribute(self, "S", list(root.S)),
+                       attribute(self, "frames", root.frames.revived() if root.frames else None),
+                       attribute(self, "flags", root.flags)]
+        commit([*stores, *more])
 
     # -- registers --------------------------------------------------------------------------------------------------
     def bank(self, number: int) -> list[Any]:

@@ -19,6 +19,7 @@ from m3jit.isa.memory import WHOLE
 from m3jit.isa.table import Instruction
 from m3jit.isa.types import NEW_STATE, Tensor
 from m3jit.vm import binding
+from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import DONE, KILLED, PRIORITIES, Context, Frame
 from m3jit.vm.interpreter import holds
 from m3jit.vm.machine_io import StreamsView
@@ -75,11 +76,12 @@ class Machine(StreamsView, ModelsView, SystemView):
         if ctx.depth >= MAX_CALL_DEPTH:
             raise OperandError(f"calls are {ctx.depth} deep; {MAX_CALL_DEPTH} is the limit (does the recursion end?)")
         numbers = tuple(r.index for r in args)
-        ctx.frames = Frame(ctx.R, ctx.V, ctx.index + 1, numbers, ctx.frames)
+        frame = Frame(ctx.R, ctx.V, ctx.index + 1, numbers, ctx.frames)
         R: list[Any] = [ctx.R[n] for n in numbers]
-        ctx.R = R + [None] * (256 - len(R))
-        ctx.V = [None] * 32
-        return self.pc + target
+        pc = self.pc + target
+        commit((attribute(ctx, "frames", frame), attribute(ctx, "R", R + [None] * (256 - len(R))),
+                attribute(ctx, "V", [None] * 32)))
+        return pc
 
     def ret(self) -> int | None:
         ctx = self.ctx
@@ -91,8 +93,9 @@ class Machine(StreamsView, ModelsView, SystemView):
         R = list(frame.R)                              # the frame may be shared with a snapshot or another context
         for i, n in enumerate(frame.args):
             R[n] = ctx.R[i]
-        ctx.R, ctx.V, ctx.frames = R, list(frame.V), frame.parent
-        return self.vm.image.pcs[frame.back]
+        pc = self.vm.image.pcs[frame.back]
+        commit((attribute(ctx, "R", R), attribute(ctx, "V", list(frame.V)), attribute(ctx, "frames", frame.parent)))
+        return pc
 
     # -- registers and states ---------------------------------------------------------------------------------------
     def write(self, reg: Reg | None, value: Any) -> None:
@@ -196,33 +199,32 @@ class Machine(StreamsView, ModelsView, SystemView):
 
     # -- snapshots --------------------------------------------------------------------------------------------------
     def snapshot(self, rd: Reg | None) -> None:
-        """Write a snapshot handle to rd, then capture the context (so that the snapshot's rd names itself)."""
+        """Capture the context with a snapshot handle in rd (so that the snapshot's rd names itself); rd holds it then.
+        All of it or nothing."""
         ctx, store = self.ctx, self.vm.snapshots
-        snap = Snapshot(store.new_id(), ctx.newest_snapshot or 0, None, ctx.index + 1, ctx.id)
+        snap = Snapshot(store.new_id(), ctx.newest_snapshot or 0, None, ctx.index + 1, ctx.id, store)
         handle = SnapshotHandle(snap, snap.id)
-        binding.put(ctx, rd, handle)
+        stores = binding.stores(ctx, rd, handle)
         snap.root = ctx.capture()
-        ctx.newest_snapshot = snap.id
-        store.add(snap)
+        for _, bank, number, value in stores:              # as the capture would have found it
+            snap.root.R[number] = value.weakened()
+        commit([*stores, attribute(ctx, "newest_snapshot", snap.id), *store.keep(snap)])
 
     def abort(self, handle: SnapshotHandle | None, resume: bool) -> int | None:
-        """Put a snapshot's root back; None handle: nothing.  The pc to go on at when `resume`."""
+        """Put a snapshot's root back; None handle: nothing.  The pc to go on at when `resume`.  Everything is checked
+        before anything changes."""
         if handle is None:
             return None
-        snap = self.vm.snapshots.resolve(handle)
-        self.ctx.restore(snap.root)
-        self.ctx.newest_snapshot = snap.id
-        if not resume:
-            return None
-        if snap.resume >= len(self.vm.image.pcs):
+        snap, pcs = self.vm.snapshots.resolve(handle), self.vm.image.pcs
+        if resume and snap.resume >= len(pcs):
             raise OperandError("the FORK was the last instruction; there is nothing to resume at")
-        return self.vm.image.pcs[snap.resume]
+        self.ctx.restore(snap.root, more=[attribute(self.ctx, "newest_snapshot", snap.id)])
+        return pcs[snap.resume] if resume else None
 
     def restore(self, handle: SnapshotHandle) -> None:
         """Memory and state of a snapshot; registers stay."""
         snap = self.vm.snapshots.resolve(handle)
-        self.ctx.restore(snap.root, registers=False)
-        self.ctx.newest_snapshot = snap.id
+        self.ctx.restore(snap.root, registers=False, more=[attribute(self.ctx, "newest_snapshot", snap.id)])
 
     # -- contexts ---------------------------------------------------------------------------------------------------
     def fork_context(self, target: int, priority: str | None) -> ContextRef:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Iterable
 
+from m3jit.vm.commit import Store, attribute, commit
 from m3jit.vm.context import READY, WAITING, Context
 
 QUANTUM = 10_000                   # instructions of a slice while several contexts are ready
@@ -26,9 +27,14 @@ class Scheduler:
 
     def add(self, ctx: Context, virtual_time: int = 0) -> None:
         """A new context; it competes from `virtual_time` on."""
-        self.contexts[ctx.id] = ctx
-        ctx.virtual_time = virtual_time
-        self.enqueue(ctx)
+        commit(self.adding(ctx, virtual_time))
+
+    def adding(self, ctx: Context, virtual_time: int) -> list[Store]:
+        """The stores (m3jit.vm.commit) of `add`."""
+        order = self._order + 1
+        return [attribute(self, "contexts", {**self.contexts, ctx.id: ctx}), attribute(self, "_order", order),
+                attribute(ctx, "virtual_time", virtual_time), attribute(ctx, "order", order),
+                attribute(ctx, "virtual_deadline", virtual_time + QUANTUM)]
 
     def remove(self, ctx: Context) -> None:
         self.contexts.pop(ctx.id, None)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import deque
 from typing import Any
 
 from m3jit.errors import OperandError
+from m3jit.vm.commit import Store, attribute
 
 DEFAULT_WINDOW = 64
 
 
 class Snapshot:
-    """A root and where it was taken.  `resume`: index of the instruction after the FORK or SNAPSHOT."""
-    __slots__ = ("id", "parent", "root", "resume", "context", "__weakref__")
+    """A root and where it was taken.  `resume`: index of the instruction after the FORK or SNAPSHOT.  `store`: of the
+    machine it belongs to."""
+    __slots__ = ("id", "parent", "root", "resume", "context", "store", "__weakref__")
 
-    def __init__(self, id: int, parent: int, root: Any, resume: int, context: int):
-        self.id, self.parent, self.root, self.resume, self.context = id, parent, root, resume, context
+    def __init__(self, id: int, parent: int, root: Any, resume: int, context: int, store: "SnapshotStore"):
+        self.id, self.parent, self.root, self.resume, self.context, self.store = id, parent, root, resume, context, store
 
 
 class SnapshotHandle:
@@ -57,31 +58,36 @@ class SnapshotHandle:
 
 
 class SnapshotStore:
-    """Makes snapshots and keeps the newest `window` of them alive."""
+    """The snapshots of a machine; keeps the newest `window` of them alive."""
 
     def __init__(self, window: int = DEFAULT_WINDOW):
         self.window = window
-        self._recent: deque[Snapshot] = deque(maxlen=window)
+        self.recent: tuple[Snapshot, ...] = ()
         self._ids = itertools.count(1)
         self._live: "weakref.WeakValueDictionary[int, Snapshot]" = weakref.WeakValueDictionary()
 
     def new_id(self) -> int:
         return next(self._ids)
 
-    def add(self, snapshot: Snapshot) -> None:
-        self._recent.append(snapshot)
-        self._live[snapshot.id] = snapshot
+    def keep(self, snapshot: Snapshot) -> list[Store]:
+        """The stores (m3jit.vm.commit) that make it the newest of the window."""
+        self._live[snapshot.id] = snapshot             # weak: nothing happened yet
+        newest = (*self.recent, snapshot)
+        return [attribute(self, "recent", newest[max(len(newest) - self.window, 0):])]
 
     def live(self) -> list[Snapshot]:
         """All live snapshots, oldest first."""
         return sorted(self._live.values(), key=lambda s: s.id)
 
     def resolve(self, handle: SnapshotHandle) -> Snapshot:
-        """The snapshot a handle names; OperandError if it was released."""
+        """The snapshot a handle names; OperandError if it was released, or belongs to another machine."""
         found = handle.get()
         if found is None:
             raise OperandError(f"snapshot {handle.id} was released: no register held it and it is older than the "
                                f"newest {self.window} (the window); take it again or raise the window")
+        if found.store is not self:
+            raise OperandError(f"snapshot {handle.id} was taken by another machine; a machine goes back to its own "
+                               f"snapshots only")
         return found
 
 

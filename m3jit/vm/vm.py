@@ -399,25 +399,28 @@ class VM(HostStreams):
     def fork(self) -> SnapshotHandle:
         """A snapshot of the main context."""
         with self._entered():
-            snap = Snapshot(self.snapshots.new_id(), self.main.newest_snapshot or 0, self.main.capture(),
-                            self.main.index, self.main.id)
-            self.snapshots.add(snap)
-            self.main.newest_snapshot = snap.id
-            return SnapshotHandle(snap, snap.id)
+            main = self.main
+            snap = Snapshot(self.snapshots.new_id(), main.newest_snapshot or 0, main.capture(), main.index, main.id,
+                            self.snapshots)
+            handle = SnapshotHandle(snap, snap.id)
+            commit([attribute(main, "newest_snapshot", snap.id), *self.snapshots.keep(snap)])
+            return handle
 
     def abort(self, snapshot: SnapshotHandle, resume: bool = False) -> None:
-        """Put a snapshot back; resume: execution also goes back to where it was taken."""
+        """Put a snapshot back; resume: execution also goes back to where it was taken.  All of it or nothing."""
         if not isinstance(snapshot, SnapshotHandle):
             raise UserError(f"abort takes a snapshot that fork gave, not {type(snapshot).__name__}")
         with self._entered():
-            found = self.snapshots.resolve(snapshot)
-            self.main.restore(found.root)
-            self.main.newest_snapshot = found.id
+            main, found = self.main, self.snapshots.resolve(snapshot)
+            more = [attribute(main, "newest_snapshot", found.id)]
             if resume:
-                self.main.index = found.resume
-                if self.main.status in (DONE, TRAPPED) and not self._closed:
-                    self.main.status, self.main.trap, self._first_trap = READY, None, None
-                    self.scheduler.add(self.main, self.main.virtual_time)
+                more.append(attribute(main, "index", found.resume))
+                if main.status == WAITING:             # for what the instruction there wanted
+                    more += [attribute(main, "status", READY), attribute(main, "waiting_for", None)]
+                elif main.status in (DONE, TRAPPED) and not self._closed:
+                    more += [attribute(main, "status", READY), attribute(main, "trap", None),
+                             attribute(self, "_first_trap", None), *self.scheduler.adding(main, main.virtual_time)]
+            main.restore(found.root, more=more)
 
     # -- models -----------------------------------------------------------------------------------------------------
     def load_model(self, reference: str, quant: str = "") -> Any:
