@@ -201,16 +201,25 @@ def results_fault(result: Any, wanted: int) -> None:
     raise AssertionError(f"the body returned {n} result{'s' if n != 1 else ''} for {wanted} destinations")
 
 
-def put(ctx: Any, reg: Reg | None, value: Any) -> None:
-    """Write a register (None and R255: discard).  OperandError when the bank cannot hold the value."""
-    if reg is None:
-        return
+def checked(reg: Reg, value: Any) -> Any:
+    """The value as the register holds it.  OperandError when its bank cannot hold it."""
     value = values.normalise(value)
     if reg.bank == 1 and value is not None:
-        value = values.vector(value)
+        return values.vector(value)
     if reg.bank == 2 and value is not None and value.__class__ is not Handle:
         raise OperandError(f"{reg} holds state handles, got {said(value)}", str(reg))
-    ctx.bank(reg.bank)[reg.index] = value
+    return value
+
+
+def stores(ctx: Any, reg: Reg | None, value: Any) -> list[Store]:
+    """The store (m3jit.vm.commit) that writes a register; none for None: discard.  Errors as `checked`."""
+    return [] if reg is None else [item(ctx.bank(reg.bank), reg.index, checked(reg, value))]
+
+
+def put(ctx: Any, reg: Reg | None, value: Any) -> None:
+    """Write a register (None and R255: discard).  OperandError when the bank cannot hold the value."""
+    if reg is not None:
+        ctx.bank(reg.bank)[reg.index] = checked(reg, value)
 
 
 def arguments(ops: list[Operand], ctx: Any) -> list[Any]:

@@ -14,7 +14,8 @@ from m3jit.errors import Deadlock, Interrupted, LimitError, Trap, UserError
 from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, GPR, SPECIAL, Reg
 from m3jit.isa.types import Tensor
 from m3jit.vm import binding, regions as region_factory
-from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, Context
+from m3jit.vm.commit import attribute, commit
+from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, WAITING, Context
 from m3jit.vm.host_streams import HostStreams
 from m3jit.vm.image import Image
 from m3jit.vm.interpreter import Interpreter
