@@ -197,7 +197,8 @@ class LanguageModel:
         values = {"rTemp": float(s.temperature), "rTopP": float(s.top_p), "rMinP": float(s.min_p),
                   "rTopK": int(min(s.top_k, self.vocabulary)), "rContext": context,
                   "rMaxTokens": LARGEST if s.max_tokens is None else int(s.max_tokens),
-                  "rWanted": -1 if s.logprobs is None else int(s.logprobs), "rGuided": int(matcher is not None)}
+                  "rWanted": -1 if s.logprobs is None else int(s.logprobs), "rGuided": int(matcher is not None),
+                  "rStart": 0, "rMarks": 0}
         for name in hosted.REGISTERS:
             vm.set(name, values[name])
         return vm

@@ -4,10 +4,14 @@ The same prompt loop and layers as the program of `m3jit compile`, with settings
 that one compiled program serves every request, and token ids instead of text for output.
 
 Registers the host sets before the run: rTemp, rTopP, rMinP (floats), rTopK, rMaxTokens, rContext (positions that may be
-used), rWanted (log-probabilities: -1 none, else how many the host looks at) and rGuided (1: a grammar masks the draw).
+used), rWanted (log-probabilities: -1 none, else how many the host looks at), rGuided (1: a grammar masks the draw),
+rStart and rMarks.  rStart: so many tokens at the beginning of the prompt have gone through the model already; the host
+has given the S registers their state (`VM.set_state`), and when they are all of the prompt, rLogits what follows them.
+rMarks 1: the program says after each chunk of the prompt how many tokens the state holds.
 Sinks it attaches: TOKENS gets each token id (8 bytes), LOGPROBS before it, when asked for, the chosen token's
 log-probability (8 bytes, a float), the `BEST` largest ones (F32) and their tokens (I64).  GRAMMAR
-(m3jit.models.grammar) keeps the grammar's state in the context root.  rFinish says at the end why the text ended.
+(m3jit.models.grammar) keeps the grammar's state in the context root.  MARKS gets rPos (8 bytes) where rMarks asks.
+rFinish says at the end why the text ended.
 
 The program of a conversation (`Options.conversation`) does not end with a text: it hands out the negative of rFinish in
 place of a token and senses the next prompt, whose first token gets position rPos.  At the end of its input it halts.
@@ -20,7 +24,7 @@ from m3jit.models import grammar
 
 BEST = 20                           # alternatives a program hands out for one token
 RUNNING, STOP, LENGTH, CONTEXT, INTERRUPTED = range(5)         # rFinish
-REGISTERS = ("rTemp", "rTopP", "rMinP", "rTopK", "rMaxTokens", "rContext", "rWanted", "rGuided")
+REGISTERS = ("rTemp", "rTopP", "rMinP", "rTopK", "rMaxTokens", "rContext", "rWanted", "rGuided", "rStart", "rMarks")
 
 Line = Callable[..., None]          # a program.Writer
 
@@ -60,15 +64,23 @@ def write_prompt(w: Line, seen: bool, conversation: bool = False) -> None:
         w("begin:")
     else:
         w("LOADI rPos, 0", "position of the next token")
-    write_chunk(w, "rContext")
+    write_chunk(w, "rContext", steered=True)
 
 
-def write_chunk(w: Line, context: str) -> None:
+def write_chunk(w: Line, context: str, steered: bool = False) -> None:
     """From the prompt, rPrompt [rCount], to the first layer: chunk after chunk in rIds.  context: the positions there
-    are; beyond them the program goes on at `full`.  A token just drawn enters at `forward`, in rIds with rLen 1."""
+    are; beyond them the program goes on at `full`.  A token just drawn enters at `forward`, in rIds with rLen 1.
+    steered: the first rStart tokens are skipped; when these are all, the program goes on at `sample`."""
     w("LOADI rNext, 0", "the one behind the chunk")
     w("LOADI rMade, 0", "tokens generated")
-    w("LOADI rAt, 0", "prompt tokens done")
+    if steered:
+        w("MOV rAt, rStart", "prompt tokens done: the states hold them")
+        w("ADD rPos, rPos, rStart")
+        w("LOADI rStart, 0", "of this prompt alone")
+        w("COMPARE rAt, rCount")
+        w("IF_GREATER_EQUAL sample")
+    else:
+        w("LOADI rAt, 0", "prompt tokens done")
     w()
     w("prompt:", "one chunk of the prompt")
     w("LOADI rX, 0", "what the last chunk left: code is compiled for the kinds registers hold")
@@ -95,9 +107,11 @@ def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], voc
     if conversation:
         w("IF_INTERRUPT interrupted")
     w("COMPARE rAt, rCount")
-    w("IF_LESS prompt", "more of the prompt to come")
+    w("IF_LESS more", "of the prompt to come")
     w("SLICE rX, rX, START=-1 LEN=1", "the last token's row")
     head()
+    w()
+    w("sample:")
     history = ", rSeen" if penalty != 1.0 else ""
     settings = "TEMP=rTemp TOP_K=rTopK TOP_P=rTopP MIN_P=rMinP" + (f" PENALTY={penalty!r}" if history else "")
     w("COMPARE rGuided, 0")
@@ -127,6 +141,12 @@ def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], voc
     w("MOV rIds, rToken")
     w("LOADI rLen, 1")
     w("JUMP forward")
+    w()
+    w("more:")
+    w("COMPARE rMarks, 0")
+    w("IF_EQUAL prompt")
+    w('STREAM rPos, SINK RAW NAME="MARKS"')
+    w("JUMP prompt")
     for label, value in (("stop", STOP), ("length", LENGTH), ("full", CONTEXT), ("interrupted", INTERRUPTED)):
         w()
         w(f"{label}:")

@@ -16,6 +16,7 @@ from m3jit.isa.types import Tensor
 from m3jit.vm import binding, regions as region_factory
 from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, WAITING, Context
+from m3jit.vm.host_states import HostStates
 from m3jit.vm.host_streams import HostStreams
 from m3jit.vm.image import Image
 from m3jit.vm.interpreter import Interpreter
@@ -43,7 +44,7 @@ def check_limits(max_steps: int | None, timeout: float | None) -> None:
         raise UserError(f"max_steps={max_steps!r}; a number of instructions, or None")
 
 
-class VM(HostStreams):
+class VM(HostStreams, HostStates):
     """Runs one program.  Every method may be called from any thread; a run lets others in between two slices.
 
     program: a `frontend.Program`, or a list of instructions.  backend: "auto", "interpreter" or the name of a compiled
