@@ -50,6 +50,7 @@ class SourceModel:
         self.architecture = self.file.value("general.architecture", str)
         self.name = self.file.value("general.name", str, default=self.path.stem)
         self._tensors: dict[str, Tensor] = {}
+        self._token_bytes: dict[int, bytes] = {}
         self._tokenizer: Tokenizer | FolderTokenizer | None = None
 
     @property
@@ -90,7 +91,11 @@ class SourceModel:
         return self.tokenizer.encode(text)
 
     def decode_bytes(self, token: int) -> bytes:
-        return self.tokenizer.decode_bytes(token)
+        """The bytes a token stands for; those of tokens that were asked for are kept."""
+        known = self._token_bytes.get(token)
+        if known is None:
+            known = self._token_bytes[token] = self.tokenizer.decode_bytes(token)
+        return known
 
     @property
     def context(self) -> int:

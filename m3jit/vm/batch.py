@@ -58,6 +58,8 @@ class Member:
             left -= max(1, ctx.retired - before)
             if ctx.status == PARKED:
                 self.at = ctx
+                if ctx.parks:                           # the only one
+                    return True
         waiting = vm.scheduler.waiting()
         if waiting and len(waiting) == len(vm.scheduler.contexts):
             if vm.stop_word.raised:
@@ -149,7 +151,7 @@ class Batch:
             with ExitStack() as locks:                  # of machines at a region: nobody changes what it was chosen by
                 try:
                     for m in members:
-                        ran |= self._guarded(m, lambda m=m: self._advance(m, parked, locks))
+                        ran |= self._guarded(m, self._advance, m, parked, locks)
                     self._enter(self._chosen(parked))
                 finally:                                # interrupted: nobody stays at a region without its lock
                     for m in parked:
@@ -237,15 +239,15 @@ class Batch:
         for m, (info, retired) in zip(members, left):
             m.vm.seconds += share
             m.at.parked.jit.count(region, retired)
-            self._guarded(m, lambda m=m, info=info, retired=retired: m.leave(info, retired))
+            self._guarded(m, m.leave, info, retired)
         return True
 
-    def _guarded(self, m: Member, work: Callable[[], Any]) -> Any:
+    def _guarded(self, m: Member, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do it under the machine's lock; an error ends the machine."""
         with m.vm._lock:
             began = time.perf_counter()
             try:
-                return work()
+                return work(*arguments)
             except BaseException as error:
                 if m.ended:                             # not the machine's: `on_end` raised it
                     raise

@@ -9,6 +9,7 @@ at the stop word first.
 """
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Callable
 
 from m3jit.errors import OperandError
@@ -222,19 +223,25 @@ def put(ctx: Any, reg: Reg | None, value: Any) -> None:
         ctx.bank(reg.bank)[reg.index] = checked(reg, value)
 
 
-def arguments(ops: list[Operand], ctx: Any) -> list[Any]:
-    """The operand values of a machine or control instruction, kinds checked."""
-    out = []
-    for o in ops:
-        if o.code == "k":
-            out.append(o.value)
-        elif o.code == "h":
-            out.append(getattr(ctx, o.value))
-        elif o.code == "g":
-            out.append(o.value(ctx))
-        else:
-            v = getattr(ctx, o.bank)[o.index]
-            if v.__class__ not in o.classes:
+def arguments(ops: list[Operand]) -> Callable[[Any], list[Any]]:
+    """context -> the operand values of a machine or control instruction, kinds checked."""
+    fixed = [o.value if o.code == "k" else None for o in ops]
+    asked = [(i, o, o.bank, o.index, o.classes, _getter(o)) for i, o in enumerate(ops) if o.code != "k"]
+
+    def values_of(ctx: Any) -> list[Any]:
+        out = fixed.copy()
+        for i, o, bank, index, classes, get in asked:
+            if get is not None:
+                out[i] = get(ctx)
+                continue
+            v = getattr(ctx, bank)[index]
+            if v.__class__ not in classes:
                 _fault(o, v)
-            out.append(v)
-    return out
+            out[i] = v
+        return out
+    return values_of
+
+
+def _getter(o: Operand) -> Callable[[Any], Any] | None:
+    """How an operand that is no constant and no register is had."""
+    return o.value if o.code == "g" else attrgetter(o.value) if o.code == "h" else None

@@ -127,11 +127,11 @@ class Interpreter:
 
     def _control(self, i: int, ins: Any, nxt: int) -> Handler:
         ops = binding.operands(ins, False, self.machine, self.image.pcs[i])
-        m, body, index_of = self.machine, ins.op.body, self.image.index_of
+        m, body, index_of, arguments = self.machine, ins.op.body, self.image.index_of, binding.arguments(ops)
 
         def run(ctx: Context) -> int:
             ctx.index, m.ctx, m.instruction = i, ctx, ins
-            pc = body(m, *binding.arguments(ops, ctx))
+            pc = body(m, *arguments(ctx))
             ctx.retired += 1
             if pc is None:
                 return nxt
@@ -142,12 +142,12 @@ class Interpreter:
 
     def _machine(self, i: int, ins: Any, nxt: int) -> Handler:
         ops = binding.operands(ins, False, self.machine, self.image.pcs[i])
-        m, body, put = self.machine, ins.op.body, binding.put
+        m, body, put, arguments = self.machine, ins.op.body, binding.put, binding.arguments(ops)
         dests = [ins.args.get(o.name) for o in ops if o.writes and o.code != "h"]
 
         def run(ctx: Context) -> int:
             ctx.index, m.ctx, m.instruction = i, ctx, ins
-            result = body(m, *binding.arguments(ops, ctx))
+            result = body(m, *arguments(ctx))
             if result is not None and dests:
                 if len(dests) == 1:
                     put(ctx, dests[0], result)

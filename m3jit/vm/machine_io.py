@@ -77,9 +77,11 @@ class StreamsView:
         if model is None:
             data, rest = _printed(value), None
         else:
-            before = TextStream(self.ctx.texts.get(sink, b""))
-            text, after = before.feed(self._token_bytes(value, model))
-            data, rest = text.encode(), None if after is before else after.held
+            data, rest, held = self._token_bytes(value, model), None, self.ctx.texts.get(sink, b"")
+            if held or not data.isascii():             # a part of a code point may be there, or come
+                before = TextStream(held)
+                text, after = before.feed(data)
+                data, rest = text.encode(), None if after is before else after.held
         if line:
             data += b"\n"
         return (Item("TEXT", data) if data else None), rest
@@ -92,11 +94,13 @@ class StreamsView:
             ids = [int(t) for t in value.data.reshape(-1)]
         else:
             raise OperandError(f"FORMAT=TEXT with a model takes token ids, got {said(value)}")
-        try:
-            return b"".join(model.decode_bytes(t) for t in ids)
-        except KeyError as e:
-            raise OperandError(f"token {e.args[0] if e.args else ids} is outside the vocabulary of "
-                               f"{model.name}") from None
+        parts = []
+        for t in ids:
+            try:
+                parts.append(model.decode_bytes(t))
+            except LookupError:
+                raise OperandError(f"token {t} is outside the vocabulary of {model.name}") from None
+        return b"".join(parts)
 
     def finish_texts(self, ctx: Context) -> None:
         """At the end of a context: an unfinished code point becomes U+FFFD."""

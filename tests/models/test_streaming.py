@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from m3jit.errors import Trap
 from m3jit.frontend import assemble
 from m3jit.models.provider import Models
 from m3jit.models.stream_decoder import StreamDecoder
@@ -51,3 +53,9 @@ def test_a_text_comes_whole():
     assert "".join(streamed(TEXT)) == "naïve 😀 日本, é" and "\ufffd" not in "".join(streamed(TEXT))
     emoji = TOKENIZER.encode("😀")
     assert streamed(emoji) == ["😀"] and streamed(emoji[:-1]) == ["\ufffd"]
+
+
+@pytest.mark.parametrize("token", [-1, 2048, 2 ** 40])
+def test_a_token_outside_the_vocabulary(token):
+    with pytest.raises(Trap, match=f"token {token} is outside the vocabulary of"):
+        streamed([TEXT[0], token])
