@@ -18,6 +18,7 @@ import numpy as np
 
 from m3jit.api import arguments
 from m3jit.errors import M3Error, UserError
+from m3jit.ir.plan import ABANDONED
 from m3jit.ir.tensor import Function, Leave, Sym, TensorType, Type, dim_syms, eval_dim
 from m3jit.isa.fields import BANK_LETTERS, Reg
 from m3jit.isa.types import Tensor
@@ -289,7 +290,7 @@ class CompiledProgram:
         known = {s for n in f.inputs.values() if n.is_tensor for d in n.type.shape for s in dim_syms(d)}
         work = [d for d in work if known.issuperset(dim_syms(d))]         # inputs that nobody reads are gone
         done = [i for i, e in enumerate(region.exits) if self._ends_at(e.pc)]
-        polls = {i for i, e in enumerate(region.exits) if e.reason == "poll"} if loop else set()
+        polls = {i for i, e in enumerate(region.exits) if e.reason == "poll"} | {ABANDONED} if loop else set()
         return Variant(types, f, region, native, self._compiler.weights.pointer, work, done, polls), ""
 
     def _ends_at(self, pc: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
 
-from m3jit.ir.tensor import (B1T, F64T, I64T, Abandon, Block, Check, CondGoto, Dim, DimExpr, Function, Goto, Leave,
+from m3jit.ir.tensor import (B1T, F64T, I64T, Block, Check, CondGoto, Dim, DimExpr, Function, Goto, Leave,
                              Node, OpaqueType, Retired, Sym, TensorType, Type, dim_add, dim_ceildiv, dim_mul, eval_dim,
                              weight_name)
 from m3jit.ir.trace import Recorder, TraceXp, Untraceable
@@ -130,9 +130,6 @@ class Lifter(Recorder):
     def check(self, cond: Node, reason: str) -> None:
         self.flush()
         self.block.body.append(Check(cond, self.leave(self.pc, reason)))
-
-    def abandon_point(self) -> None:
-        self.block.body.append(Abandon())
 
     def same_stream(self, key: Key, geometry: KVGeometry, dtype: str) -> bool:
         return self.streams.setdefault(key, (geometry, dtype)) == (geometry, dtype)

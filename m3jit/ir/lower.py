@@ -12,7 +12,7 @@ from m3jit.ir.loop import Kernel
 from m3jit.ir.passes.fuse import Group
 from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll, Retire, Scalar,
                            StoreFrame)
-from m3jit.ir.tensor import (F64T, Abandon, Block, Check, CondGoto, Dim, Function, Goto, Leave, Node,
+from m3jit.ir.tensor import (F64T, Block, Check, CondGoto, Dim, Function, Goto, Leave, Node,
                              Retired, TensorType, dim_add, dim_mul)
 from m3jit.ir.trace_recurrent import is_cell
 from m3jit.isa.kv import KVGeometry
@@ -83,7 +83,6 @@ class Region:
     cells_in: list[tuple[Any, int]]                         # cells of recurrent states: key, word
     cells_out: list[tuple[Any, int]]
     exits: list[ExitInfo]
-    abandon: int                                            # exit number of "given up", or -1
     has_launches: bool
 
 
@@ -108,7 +107,6 @@ class Lowering:
         self.cells_in: list[tuple[Any, int]] = []
         self.cells_out: list[tuple[Any, int]] = []
         self.scalars: list[tuple[Any, int, str]] = []
-        self.abandon = -1
         self.null_word = -1
         self.has_launches = False
         self.blocks: dict[Block, PlanBlock] = {}
@@ -294,8 +292,7 @@ class Lowering:
         plan = Plan(self.name, self.words, self.order)
         return Region(f, plan, self.pointers, self.scalars, [(w, d) for d, w in self.dim_words.items()],
                       list(self.weights.values()), self.outputs, self.slots, list(self.kv.values()),
-                      self.cells_in, self.cells_out, self.exits,
-                      self.abandon, self.has_launches)
+                      self.cells_in, self.cells_out, self.exits, self.has_launches)
 
     def _dedicated(self, n: Node) -> Memory:
         s = Slot(self.new_word(), n.type.nbytes())
@@ -359,8 +356,6 @@ class Lowering:
                     self.emit(Retire(s.count))
                 case Check():
                     self._check(s)
-                case Abandon():
-                    self._abandon_point()
             for m in self.scratches:
                 self._release(m)
             self._release_dead(s, i)
@@ -479,12 +474,6 @@ class Lowering:
     def _poll(self, leave: Leave) -> None:
         number, frames = self._exit(leave)
         self.emit(Poll(number, frames))
-
-    def _abandon_point(self) -> None:
-        if self.abandon < 0:
-            self.exits.append(ExitInfo(self.f.entry_pc, "abandoned", []))
-            self.abandon = len(self.exits) - 1
-        self.emit(Poll(self.abandon, []))
 
     def _check(self, s: Check) -> None:
         cond = self.scalar(s.cond)

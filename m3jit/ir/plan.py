@@ -24,11 +24,14 @@ from m3jit.ir.loop import Kernel
 
 class FrameWord(IntEnum):
     """Frame words every plan has."""
-    STOP = 0        # in: pointer to an i32 stop word, nonzero = leave at the next poll
+    STOP = 0        # in: pointer to an i32 stop word: over 0 = leave at the next poll, over 1 = between two kernels
     BUDGET = 1      # in: most instructions to retire before leaving (signed 64-bit)
     RETIRED = 2     # out: instructions retired
-    EXIT = 3        # out: number of the exit taken
+    EXIT = 3        # out: number of the exit taken, or ABANDONED
     FIRST_FREE = 4
+
+
+ABANDONED = -1      # exit: given up in the middle; nothing it did is to be used, RETIRED is 0
 
 
 SCALAR_OPS = {

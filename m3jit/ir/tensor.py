@@ -199,16 +199,11 @@ class Check:
 
 
 @dataclass(eq=False, slots=True)
-class Abandon:
-    """Statement: a place where the region may be given up without a trace (stop word set)."""
-
-
-@dataclass(eq=False, slots=True)
 class Block:
     name: str
     pc: int
     params: list[Node] = field(default_factory=list)
-    body: list[Any] = field(default_factory=list)       # Node | Retired | Check | Abandon
+    body: list[Any] = field(default_factory=list)       # Node | Retired | Check
     end: Any = None                                     # Goto | CondGoto | Leave
     polls: Leave | None = None                          # a back edge arrives here: look at budget and stop word, and
                                                         # leave with this state when one says so
@@ -410,8 +405,6 @@ def print_function(f: Function) -> str:
                     out.append(f"  check {ref(s.cond)} else leave {s.leave.pc:#x} ({s.leave.reason}) {env(s.leave)}")
                 case Retired():
                     out.append(f"  retired {s.count}")
-                case Abandon():
-                    out.append("  poll")
                 case _ if hasattr(s, "outputs"):           # a Group of passes.fuse
                     gives = ", ".join(f"{ref(n)}: {n.type}" for n in s.outputs)
                     reads = ", ".join(ref(n) for n, _ in s.inputs)

@@ -28,7 +28,6 @@ class Recorder:
     def assume_at_least(self, d: Dim, n: int) -> bool: raise NotImplementedError
     def today(self, d: Dim) -> int: raise NotImplementedError
     def check(self, cond: Node, reason: str) -> None: raise NotImplementedError
-    def abandon_point(self) -> None: raise NotImplementedError
     def same_stream(self, key: Any, geometry: Any, dtype: str) -> bool: raise NotImplementedError
     def cell(self, state: CellRef, key: CellKey) -> Node: raise NotImplementedError
 

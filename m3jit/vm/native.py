@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Protocol
 import numpy as np
 
 from m3jit.ir.lower import ExitInfo, Region
-from m3jit.ir.plan import FrameWord
+from m3jit.ir.plan import ABANDONED, FrameWord
 from m3jit.ir.tensor import DimExpr, F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
 from m3jit.ir.trace_model import kv_type
 from m3jit.ir.trace_recurrent import CellsType
@@ -243,7 +243,7 @@ class CompiledRegion:
               syms: dict[Sym, int]) -> tuple[ExitInfo | None, int]:
         """(exit, retired instructions) of a frame that was run, its registers written back; exit None: abandoned."""
         number = int(frame[EXIT])
-        if number == self.region.abandon:
+        if number == ABANDONED:
             return None, 0
         way = self.way(number)
         self.write_back(regs, way, way.numbers(frame[None])[0], fresh, held, syms)

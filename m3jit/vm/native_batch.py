@@ -12,6 +12,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from m3jit.ir.lower import ExitInfo
+from m3jit.ir.plan import ABANDONED
 from m3jit.ir.tensor import Sym, dim_syms, eval_dim
 from m3jit.isa.kv import KVStream
 from m3jit.vm.array_address import address_of
@@ -83,7 +84,7 @@ class Outcome:
     def info(self) -> ExitInfo | None:
         """The exit taken; None: abandoned."""
         number = int(self.frame[EXIT])
-        return None if number == self.compiled.region.abandon else self.compiled.region.exits[number]
+        return None if number == ABANDONED else self.compiled.region.exits[number]
 
     @property
     def retired(self) -> int:
@@ -123,7 +124,7 @@ class BatchedRegion:
         numbers, retired = frames[:, EXIT].tolist(), frames[:, RETIRED].tolist()
         out: list[tuple[ExitInfo | None, int]] = [(None, 0)] * len(entries)
         for number in dict.fromkeys(numbers):
-            if number == c.region.abandon:
+            if number == ABANDONED:
                 continue
             way, rows = c.way(number), [i for i, n in enumerate(numbers) if n == number]
             for i, found in zip(rows, way.numbers(frames if len(rows) == len(frames) else frames[rows])):

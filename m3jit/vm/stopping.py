@@ -9,12 +9,15 @@ from typing import Iterator
 
 import numpy as np
 
-ATTENTION, STOPPED, TIMED_OUT = "attention", "stopped", "timeout"
+ATTENTION, INTERRUPT, STOPPED, TIMED_OUT = "attention", "interrupt", "stopped", "timeout"
+_STRENGTH = {"": 0, ATTENTION: 1, INTERRUPT: 2, STOPPED: 3, TIMED_OUT: 3}
+SOON, URGENT = 1, 2                  # what native code reads
 
 
 class StopWord:
-    """One flag, seen by native code as an int32.  ATTENTION only asks the run to look around; the first other reason
-    stays until it is taken."""
+    """One flag, seen by native code as an int32: SOON, leave at the next loop head (ATTENTION: somebody wants the run to
+    look around), or URGENT, leave between two kernels or pieces of one (every other reason).  INTERRUPT replaces
+    ATTENTION; the first of the reasons that end a run stays until it is taken."""
 
     def __init__(self) -> None:
         self.word = np.zeros(1, np.int32)            # compiled code reads this
@@ -24,10 +27,10 @@ class StopWord:
 
     def set(self, reason: str) -> None:
         with self._lock:
-            if self._reason in ("", ATTENTION):
+            if _STRENGTH[reason] > _STRENGTH[self._reason]:
                 self._reason = reason
+                self.word[0] = SOON if reason == ATTENTION else URGENT
             self.raised = True
-            self.word[0] = 1
 
     def take(self) -> str:
         """The reason, lowering the flag ("" when it was not raised)."""
@@ -52,7 +55,7 @@ class _Listener:
     def _listen(self) -> None:
         while self.ear.recv(64):
             for word in list(self.words):
-                word.set(ATTENTION)
+                word.set(INTERRUPT)
 
 
 _listener: _Listener | None = None

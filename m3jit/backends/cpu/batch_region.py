@@ -4,7 +4,8 @@ Every context has a frame of its own: the plan's words, then one word for each s
 block; in turn the contexts at the lowest one execute it together: scalars in a loop over them, launches through
 `m3_gather` (runtime_batch.py), which joins those whose rows lie one behind the other, so that one pass over a matrix
 serves all of them.  Blocks stand in program order, so contexts that took different ways meet again where the ways do.
-A context that leaves writes its exit and stores into its frame; the others go on.
+A context that leaves writes its exit and stores into its frame; the others go on.  So it is left at loop heads, never in
+the middle of a launch: one context's interrupt does not take back the others' work.
 
 Per context everything happens in the plan's order, and no row's bytes depend on how many rows a launch has: each
 context's results are those it gets alone.
@@ -272,7 +273,7 @@ class _BatchRenderer(RegionRenderer):
             over = w.op(f"icmp sge i64 {retired}, {budget}")
             given = w.op(f"load ptr, ptr {w.op(f'getelementptr i64, ptr {self.frame}, i64 {FrameWord.STOP.value}')}")
             word = w.op(f"select i1 {w.op(f'icmp eq ptr {given}, null')}, ptr %never, ptr {given}")
-            stop = w.op(f"icmp ne i32 {w.op(f'load atomic i32, ptr {word} monotonic, align 4')}, 0")
+            stop = w.op(f"icmp sgt i32 {w.op(f'load atomic i32, ptr {word} monotonic, align 4')}, 0")
             self.gone = w.new_block("gone")
             w.branch(w.op(f"or i1 {over}, {stop}"), self.gone, self.stay)
             w.place(self.gone)
@@ -307,7 +308,7 @@ class _BatchRenderer(RegionRenderer):
 
     def _gather(self, run: str, grid: str, args: list[Scalar], rows: int, strides: dict[int, Scalar]) -> None:
         w = self.w
-        w.declared |= {f"declare void @{run}(i64, i64, ptr) nounwind", f"declare i64 @{grid}(ptr) nounwind"}
+        w.declared |= {f"declare void @{run}(i64, i64, ptr, ptr) nounwind", f"declare i64 @{grid}(ptr) nounwind"}
         words = [f"ptrtoint (ptr @{run} to i64)", f"ptrtoint (ptr @{grid} to i64)", str(len(args)), str(rows)]
         nothing = Scalar("const", "i64", (), {"value": 0})
         for i, a in enumerate(args):

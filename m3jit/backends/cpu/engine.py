@@ -151,9 +151,11 @@ class BoundBatch:
         items, room = np.zeros(runtime.MOST_ITEMS * runtime.ITEM_WORDS, np.int64), np.zeros(slots, np.int64)
         work = self.work = np.zeros(W.WORDS, np.int64)
         work[W.CONTEXTS], work[W.FRAMES], work[W.STRIDE] = n, frames.ctypes.data, 8 * native.words
-        for word, array in ((W.ITEMS, items), (W.SLOTS, room), (W.LIST, listed), (W.STATE, self._state)):
+        halt = np.zeros(3, np.int64)                   # the stop word of a launch is never raised: region by region
+        halt[0] = halt.ctypes.data + 16
+        for word, array in ((W.ITEMS, items), (W.SLOTS, room), (W.LIST, listed), (W.STATE, self._state), (W.HALT, halt)):
             work[word] = array.ctypes.data
-        self._keep = (items, room, listed)
+        self._keep = (items, room, listed, halt)
         self._words = (ctypes.c_int64 * 4)(pool.address if pool else 0, native.address, work.ctypes.data, nthreads)
         self._argument, self._launch = ctypes.addressof(self._words), native.engine._launch
 
@@ -187,11 +189,13 @@ class _Unit:
 
 
 class Engine:
-    """Compiles for one target.  TargetError: the host cannot run the level."""
+    """Compiles for one target.  TargetError: the host cannot run the level.
 
-    def __init__(self, target: CpuTarget | str = "native", cache: DiskCache | None = None):
+    counted: for tests of interrupts; every look at a stop word within a launch adds one to it (`runtime.look`)."""
+
+    def __init__(self, target: CpuTarget | str = "native", cache: DiskCache | None = None, counted: bool = False):
         import llvmlite.binding as llvm
-        self._llvm = llvm
+        self._llvm, self.counted = llvm, counted
         self.target = CpuTarget.for_level(target) if isinstance(target, str) else target
         self.cache = cache if cache is not None else DiskCache()
         self.statistics = Statistics()
@@ -205,7 +209,7 @@ class Engine:
         if self.target.runnable:
             self._jit = llvm.create_lljit_compiler(self.target.machine(jit=True))
             self._imports = runtime.imports()
-            self._runtime = self._unit("runtime", lambda: runtime.runtime_text(self.target), "m3_launch",
+            self._runtime = self._unit("runtime", lambda: runtime.runtime_text(self.target, counted), "m3_launch",
                                        (*_CALLED, "m3_worker", "m3_stop"))
             for name in _CALLED:
                 self._imports[name] = self._runtime.tracker[name]
@@ -307,7 +311,7 @@ class Engine:
 
     # -- compiling --------------------------------------------------------------------------------------------
     def _kernel_unit(self, digest: str, kernel: Kernel) -> _Unit:
-        return self._unit("kernel " + digest, lambda: render.render_kernel(kernel, self.target, digest),
+        return self._unit("kernel " + digest, lambda: render.render_kernel(kernel, self.target, digest, self.counted),
                           render.kernel_symbol(digest), (render.run_symbol(digest), render.grid_symbol(digest)))
 
     def _unit(self, name: str, text: Callable[[], str], symbol: str, more: Sequence[str] = (),
@@ -318,7 +322,8 @@ class Engine:
             self.statistics.reused += 1
             return unit
         start = time.perf_counter()
-        key = hashlib.blake2b(f"{name}|{self.target.key}|{_renderer_version()}".encode(), digest_size=20).hexdigest()
+        kind = f"{name}{'|counted' if self.counted else ''}"
+        key = hashlib.blake2b(f"{kind}|{self.target.key}|{_renderer_version()}".encode(), digest_size=20).hexdigest()
         image = self.cache.load(key)
         fresh = image is None
         if fresh:

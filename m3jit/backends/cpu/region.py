@@ -7,6 +7,11 @@ of an element, poll, end of a block or exit.  With `pool` null `m3_run` executes
 chunks, and it returns when all are done.  So nothing waits at a barrier for a thread that has no work, and a poll is a
 load and a comparison.
 
+When the stop word is urgent whoever computes leaves out the rest of a launch (runtime.py); the region then returns with
+the exit ABANDONED, as if it had not been entered: what a region writes becomes visible by what its exit says.  In a
+region that goes round, what it has done is kept instead: from the second arrival at a loop head on it is left at loop
+heads only.
+
 The floating-point control word is set on entry (round to nearest, denormals kept) and restored on exit.
 """
 from __future__ import annotations
@@ -15,13 +20,13 @@ from typing import Callable
 
 from m3jit.backends.cpu.memory import decode
 from m3jit.backends.cpu.numeric import SCALAR
-from m3jit.backends.cpu.render import grid_symbol, kernel_signature, kernel_symbol, run_symbol
+from m3jit.backends.cpu.render import grid_symbol, kernel_signature, kernel_symbol, polls, run_symbol
 from m3jit.backends.cpu.runtime import ITEM_WORDS, MOST_ITEMS, guarded
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.backends.cpu.text import LLVM_TYPE, Writer, literal
 from m3jit.ir.loop import MEMORY, Kernel
-from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll, Retire, Scalar,
-                           StoreFrame)
+from m3jit.ir.plan import (ABANDONED, Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll,
+                           Retire, Scalar, StoreFrame)
 
 SYMBOL = "region"
 _PARAMS = "ptr %frame, ptr %pool"
@@ -89,6 +94,7 @@ class RegionRenderer:
                 self._statement(s)
             self._flush()
             self._end(b)
+        self._abandoned()
         items, slots = self.largest
         if items:
             space += [f"  %items = alloca [{ITEM_WORDS * items} x i64], align 64",
@@ -107,6 +113,29 @@ class RegionRenderer:
         given = w.op(f"load ptr, ptr {w.op(f'getelementptr i64, ptr {self.frame}, i64 {FrameWord.STOP.value}')}")
         none = w.op(f"icmp eq ptr {given}, null")
         w.line(f"%stop = select i1 {none}, ptr %never, ptr {given}")
+        w.line("%halt = alloca { ptr, i32 }")
+        w.line("store ptr %stop, ptr %halt, align 8")
+        w.line("%skipped = getelementptr i8, ptr %halt, i64 8")
+        w.line("store i32 0, ptr %skipped, align 4")
+        self.abandoned = ""
+        if any(isinstance(s, Poll) for b in self.plan.blocks for s in b.body):
+            w.line("%rounds = alloca i32")
+            w.line("store i32 0, ptr %rounds")
+
+    def _give_up_if_skipped(self) -> None:
+        """Leave when a launch before this point was not executed to its end."""
+        w = self.w
+        self.abandoned = self.abandoned or w.new_block("abandoned")
+        go = w.new_block("complete")
+        w.branch(w.op(f"icmp ne i32 {w.op('load atomic i32, ptr %skipped monotonic, align 4')}, 0"), self.abandoned, go)
+        w.place(go)
+
+    def _abandoned(self) -> None:
+        if self.abandoned:
+            self.w.place(self.abandoned)
+            self._store_word(FrameWord.RETIRED.value, "i64", "0")
+            self._store_word(FrameWord.EXIT.value, "i64", str(ABANDONED))
+            self.w.line("ret void")
 
     def _reachable(self) -> list[PlanBlock]:
         seen: dict[int, PlanBlock] = {}
@@ -228,7 +257,10 @@ class RegionRenderer:
         if s.parallel and not s.replicated:
             self._defer(run_symbol(digest), grid_symbol(digest), args)
         else:
-            w.call("void", kernel_symbol(digest), ", ".join(["i64 0", "i64 1", *args]), kernel_signature(k), " nounwind")
+            w.call("void", kernel_symbol(digest), ", ".join(["i64 0", "i64 1", "ptr %halt", *args]), kernel_signature(k),
+                   " nounwind")
+            if polls(k):
+                self._give_up_if_skipped()
 
     def _copy(self, s: Copy) -> None:
         args = [f"{LLVM_TYPE[a.type]} {self._ref(a)}" for a in (s.dst, s.src, s.nbytes)]
@@ -236,7 +268,7 @@ class RegionRenderer:
 
     def _defer(self, run: str, grid: str, args: list[str]) -> None:
         """The launch joins the pending ones; its arguments are values by now."""
-        self.w.declared |= {f"declare void @{run}(i64, i64, ptr) nounwind", f"declare i64 @{grid}(ptr) nounwind"}
+        self.w.declared |= {f"declare void @{run}(i64, i64, ptr, ptr) nounwind", f"declare i64 @{grid}(ptr) nounwind"}
         self.batch.append((run, grid, args))
         if len(self.batch) == MOST_ITEMS:
             self._flush()
@@ -255,18 +287,24 @@ class RegionRenderer:
                 w.line(f"store {a}, ptr {w.op(f'getelementptr i64, ptr %slots, i64 {slot}')}, align 8")
                 slot += 1
         self.largest = (max(self.largest[0], len(batch)), max(self.largest[1], slot))
-        w.call("void", "m3_run", f"ptr %pool, ptr %items, i64 {len(batch)}", "ptr, ptr, i64", " nounwind")
+        w.call("void", "m3_run", f"ptr %pool, ptr %items, i64 {len(batch)}, ptr %halt", "ptr, ptr, i64, ptr", " nounwind")
+        self._give_up_if_skipped()
 
     def _poll(self, s: Poll) -> None:
         w = self.w
         self._flush()
         over = w.op(f"icmp sge i64 {w.op('load i64, ptr %retired')}, %budget")
-        stop = w.op(f"icmp ne i32 {w.op('load atomic i32, ptr %stop monotonic, align 4')}, 0")
+        stop = w.op(f"icmp sgt i32 {w.op('load atomic i32, ptr %stop monotonic, align 4')}, 0")
         leave, go = w.new_block("leave"), w.new_block("go")
         w.branch(w.op(f"or i1 {over}, {stop}"), leave, go)
         w.place(leave)
         self._leave(s.exit, s.stores)
         w.place(go)
+        # what was computed on the way here a second time would be lost
+        again = w.op(f"icmp ne i32 {w.op('load i32, ptr %rounds')}, 0")
+        word = w.op(f"select i1 {again}, ptr %never, ptr %stop")
+        w.line("store i32 1, ptr %rounds")
+        w.line(f"store ptr {word}, ptr %halt, align 8")
 
     # -- scalars ----------------------------------------------------------------------------------------------
     def _scalar(self, s: Scalar) -> None:

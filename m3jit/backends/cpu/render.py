@@ -1,8 +1,11 @@
-"""Loop IR -> LLVM IR text: one function `void @k_<digest>(i64 chunk, i64 chunks, params...)` per kernel.
+"""Loop IR -> LLVM IR text: one function `void @k_<digest>(i64 chunk, i64 chunks, ptr halt, params...)` per kernel.
 
 Chunk c of n computes groups [G*c/n, G*(c+1)/n).  For batches (runtime.py) there are two more functions, which take the
-parameters from 8-byte slots: `void @run_<digest>(i64 chunk, i64 chunks, ptr args)` calls the first one, and
+parameters from 8-byte slots: `void @run_<digest>(i64 chunk, i64 chunks, ptr args, ptr halt)` calls the first one, and
 `i64 @grid_<digest>(ptr args)` gives G.
+
+A kernel whose groups are loops looks at the stop word before each group and in each turn of a loop that holds another
+loop; when the word is urgent it says so in `halt` (runtime.py) and returns, whatever it has computed so far.
 
 Three things are chosen here, none of which can change a result:
 
@@ -22,6 +25,7 @@ from m3jit.backends.cpu import analysis, cross
 from m3jit.backends.cpu.arith import Arith, part_is_live
 from m3jit.backends.cpu.memory import Memory
 from m3jit.backends.cpu.numeric import SCALAR, intrinsic
+from m3jit.backends.cpu.runtime import URGENT, look
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.backends.cpu.text import LLVM_TYPE, Writer
 from m3jit.backends.cpu.values import Lanes, Val
@@ -49,12 +53,19 @@ def grid_symbol(digest: str) -> str:
 
 def kernel_signature(kernel: Kernel) -> str:
     """LLVM types of the kernel function's arguments."""
-    return ", ".join(["i64", "i64"] + [LLVM_TYPE[p.kind] for p in kernel.params])
+    return ", ".join(["i64", "i64", "ptr"] + [LLVM_TYPE[p.kind] for p in kernel.params])
 
 
-def render_kernel(kernel: Kernel, target: CpuTarget, digest: str) -> str:
-    """The kernel's functions and their declarations, as LLVM IR text without triple and data layout."""
-    r, g = _KernelRenderer(kernel, target), _KernelRenderer(kernel, target)
+def polls(kernel: Kernel) -> bool:
+    """Does the kernel look at the stop word while it runs?  A group without a loop is soon done."""
+    return any(v.op == "loop" for v in analysis.walk(kernel.body))
+
+
+def render_kernel(kernel: Kernel, target: CpuTarget, digest: str, counted: bool = False) -> str:
+    """The kernel's functions and their declarations, as LLVM IR text without triple and data layout.
+
+    counted: see `runtime.look`."""
+    r, g = _KernelRenderer(kernel, target, counted), _KernelRenderer(kernel, target, counted)
     body, count = r.render(), g.render_grid()
     args = [f"{LLVM_TYPE[p.kind]} %p{i}" for i, p in enumerate(kernel.params)]
     unpack = [line for i, p in enumerate(kernel.params) for line in (
@@ -62,9 +73,9 @@ def render_kernel(kernel: Kernel, target: CpuTarget, digest: str) -> str:
     symbol = kernel_symbol(digest)
     return "\n".join([
         *sorted(r.w.declared | g.w.declared),
-        f"define void @{symbol}({', '.join(['i64 %tid', 'i64 %nth', *args])}) nounwind {{", "entry:", body, "}",
-        f"define void @{run_symbol(digest)}(i64 %tid, i64 %nth, ptr %args) nounwind {{", *unpack,
-        f"  call void @{symbol}({', '.join(['i64 %tid', 'i64 %nth', *args])})", "  ret void", "}",
+        f"define void @{symbol}({', '.join(['i64 %tid', 'i64 %nth', 'ptr %halt', *args])}) nounwind {{", "entry:", body, "}",
+        f"define void @{run_symbol(digest)}(i64 %tid, i64 %nth, ptr %args, ptr %halt) nounwind {{", *unpack,
+        f"  call void @{symbol}({', '.join(['i64 %tid', 'i64 %nth', 'ptr %halt', *args])})", "  ret void", "}",
         f"define i64 @{grid_symbol(digest)}(ptr %args) nounwind {{", "entry:", *unpack, count, "}", ""])
 
 
@@ -83,11 +94,12 @@ def unsupported(kernel: Kernel) -> str | None:
 class _KernelRenderer:
     """State of one kernel's rendering."""
 
-    def __init__(self, kernel: Kernel, target: CpuTarget):
+    def __init__(self, kernel: Kernel, target: CpuTarget, counted: bool = False):
         reason = unsupported(kernel)
         if reason:
             raise UnsupportedKernel(reason)
-        self.kernel, self.target = kernel, target
+        self.kernel, self.target, self.counted = kernel, target, counted
+        self.halted = ""                       # the block for a group that is given up, in kernels that look
         self.w = Writer()
         self.allocas = self.w.slot()
         self.stages: dict[str, str] = {}
@@ -130,20 +142,35 @@ class _KernelRenderer:
         w = self.w
         lo, hi = self._chunk(self._grid())
         head, latch, leave = w.new_block("group"), w.new_block("latch"), w.new_block("leave")
+        if polls(self.kernel):
+            w.line("%word = load ptr, ptr %halt, align 8")
+            self.halted = w.new_block("halted")
         before, g, following = w.block, w.name("g"), w.name("g")
         w.branch(w.op(f"icmp slt i64 {lo}, {hi}"), head, leave)
         w.place(head)
         w.line(f"{g} = phi i64 [ {lo}, %{before} ], [ {following}, %{latch} ]")
         self.group = self.lanes.uniform("i64", g)
         self.group.index = True
+        self._look()
         self._group_body()
         w.jump(latch)
         w.place(latch)
         w.line(f"{following} = add nsw i64 {g}, 1")
         w.branch(w.op(f"icmp slt i64 {following}, {hi}"), head, leave)
+        if self.halted:
+            w.place(self.halted)
+            w.line(f"store atomic i32 1, ptr {w.op('getelementptr i8, ptr %halt, i64 8')} monotonic, align 4")
+            w.jump(leave)
         w.place(leave)
         w.line("ret void")
         return w.text()
+
+    def _look(self) -> None:
+        """Give the chunk up when the stop word is urgent."""
+        if self.halted:
+            w, go = self.w, self.w.new_block("on")
+            w.branch(w.op(f"icmp sge i32 {w.op(look('%word', self.counted))}, {URGENT}"), self.halted, go)
+            w.place(go)
 
     def _param(self, i: int, kind: str) -> Val:
         v = self.lanes.uniform(kind, f"%p{i}")
@@ -393,6 +420,8 @@ class _KernelRenderer:
         w.line(f"{i} = phi i64 [ {lo.scalar}, %{before} ], [ {following}, %{latch} ]")
         index = self.env[id(v.args[2])] = self.lanes.uniform("i64", i)
         index.index = lo.index
+        if any(inner.op == "loop" for inner in analysis.walk(v.body)):
+            self._look()
         self._scoped(v.body)
         w.jump(latch)
         w.place(latch)

@@ -12,7 +12,7 @@ Memory of a pool (byte offsets; what different threads write lies on different 1
     512 + 4 t   worker t sleeps (i32, the word it sleeps on)
    1536 + 4 t   worker t has started (i32)
    2560 + 128 t share of thread t: +0 ticket (i64): job number << 16 | chunks of the share that nobody has claimed,
-                +8 end of the share (i64, a chunk number), +16 items (ptr)
+                +8 end of the share (i64, a chunk number), +16 items (ptr), +24 halt (ptr)
 
 A job's chunks are dealt out in contiguous shares, one per thread, and whoever has finished its own share takes from the
 others'.  So threads that all run do not contend for one word and find their data in their own cache, and the share of a
@@ -23,7 +23,12 @@ all chunks of the job were claimed and done, so a successful swap proves that wh
 number keeps an old ticket from fitting a new job.
 
 An item is four words: run (ptr), grid (ptr), args (ptr), chunks (i64, filled in here).  `grid(args)` gives the number
-of groups, `run(chunk, chunks, args)` executes the groups [G * chunk / chunks, G * (chunk + 1) / chunks).
+of groups, `run(chunk, chunks, args, halt)` executes the groups [G * chunk / chunks, G * (chunk + 1) / chunks).
+
+`halt` belongs to whoever runs the region: {pointer to the stop word (i32), skipped (i32)}.  Whoever takes a chunk, and a
+kernel between two of its longer pieces of work, looks at the stop word; when it is URGENT the work is left out and
+`skipped` is set.  A region that finds it set after a job leaves at once: what its temporaries hold is not used.  The flag
+is what counts, not the word, which somebody may have lowered since.
 
 `launch(call)` takes one pointer to {pool, region, frame, threads} and returns the frame's EXIT word.  If another region
 is running in the pool, this one runs alone on the calling thread: the bytes are the same.
@@ -48,6 +53,7 @@ POOL_BYTES = 2560 + 128 * MAX_THREADS
 CHUNKS_PER_THREAD = 4
 MOST_ITEMS = 32            # of a batch: a share of MOST_ITEMS * CHUNKS_PER_THREAD chunks fits the ticket's 16 bits
 ITEM_WORDS = 4
+URGENT = 2                 # a stop word from this on: leave between two chunks (m3jit.vm.stopping)
 
 _DONE_SPINS = 256          # pauses before yielding while a worker finishes its chunk: about 10 microseconds
 _IDLE_SPINS = 1000         # an idle worker: about 30 microseconds of pauses,
@@ -93,15 +99,37 @@ define internal void @wake(ptr %word) nounwind noinline {{
 """
 
 
-def runtime_text(target: CpuTarget) -> str:
+def look(word: str, counted: bool) -> str:
+    """Right-hand side of the stop word's value; it is compared with URGENT.
+
+    counted: for tests; each look adds one to the word, so that a word that starts at URGENT - n stops at look n."""
+    return f"atomicrmw add ptr {word}, i32 1 monotonic" if counted else f"load atomic i32, ptr {word} monotonic, align 4"
+
+
+def _halt_functions(counted: bool) -> str:
+    return f"""
+define internal i1 @halted(ptr %word) nounwind noinline {{
+  %value = {look("%word", counted)}
+  %urgent = icmp sge i32 %value, {URGENT}
+  ret i1 %urgent
+}}
+define internal void @note_skipped(ptr %halt) nounwind noinline {{
+  %skippedp = getelementptr i8, ptr %halt, i64 8
+  store atomic i32 1, ptr %skippedp monotonic, align 4
+  ret void
+}}
+"""
+
+
+def runtime_text(target: CpuTarget, counted: bool = False) -> str:
     """IR of the support functions: m3_run, m3_copy, m3_copy_grid, m3_worker, m3_launch, m3_stop, and those of
-    runtime_batch."""
+    runtime_batch.  counted: see `look`."""
     from m3jit.backends.cpu.runtime_batch import batch_text
     if target.arch == "x86_64":
         declare, pause = "declare void @llvm.x86.sse2.pause()\n", "call void @llvm.x86.sse2.pause()"
     else:
         declare, pause = "declare void @llvm.aarch64.hint(i32)\n", "call void @llvm.aarch64.hint(i32 1)"
-    text = "".join((_ITEMS, JOB, WORKER, _LAUNCH, batch_text()))
+    text = "".join((_halt_functions(counted), _ITEMS, JOB, WORKER, _LAUNCH, batch_text()))
     for name, value in (("PAUSE", pause), ("DONE_SPINS", _DONE_SPINS), ("IDLE_SPINS", _IDLE_SPINS),
                         ("IDLE_LIMIT", _IDLE_SPINS + _IDLE_YIELDS), ("CHUNKS_PER_THREAD", CHUNKS_PER_THREAD),
                         ("EXIT_BYTE", 8 * FrameWord.EXIT)):
@@ -141,16 +169,16 @@ define void @{name}({params}) nounwind {{
 
 _ITEMS = """
 ; executes chunk `chunk` of one item
-define internal void @run_item(ptr %item, i64 %chunk, i64 %chunks) nounwind noinline {
+define internal void @run_item(ptr %item, i64 %chunk, i64 %chunks, ptr %halt) nounwind noinline {
   %run = load ptr, ptr %item, align 8
   %argsp = getelementptr i8, ptr %item, i64 16
   %args = load ptr, ptr %argsp, align 8
-  call void %run(i64 %chunk, i64 %chunks, ptr %args)
+  call void %run(i64 %chunk, i64 %chunks, ptr %args, ptr %halt)
   ret void
 }
 
 ; executes a chunk of a batch: the items' chunks are numbered one after another
-define internal void @run_chunk(ptr %items, i64 %number) nounwind noinline {
+define internal void @run_chunk(ptr %items, i64 %number, ptr %halt) nounwind noinline {
 entry:
   br label %look
 look:
@@ -165,7 +193,7 @@ skip:
   %rest = sub i64 %chunk, %chunks
   br label %look
 run:
-  call void @run_item(ptr %item, i64 %chunk, i64 %chunks)
+  call void @run_item(ptr %item, i64 %chunk, i64 %chunks, ptr %halt)
   ret void
 }
 
@@ -216,7 +244,7 @@ define i64 @m3_copy_grid(ptr %args) nounwind {
 
 declare i64 @llvm.umin.i64(i64, i64)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-define void @m3_copy(i64 %chunk, i64 %chunks, ptr %args) nounwind {
+define void @m3_copy(i64 %chunk, i64 %chunks, ptr %args, ptr %halt) nounwind {
   %dst = load ptr, ptr %args, align 8
   %srcp = getelementptr i8, ptr %args, i64 8
   %src = load ptr, ptr %srcp, align 8

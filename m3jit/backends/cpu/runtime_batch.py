@@ -37,7 +37,8 @@ class Work(IntEnum):
     POOL = 11
     LAUNCHED = 12      # in/out: items executed
     JOINED = 13        # in/out: launches that went into another context's item
-    WORDS = 14
+    HALT = 14          # in: {pointer to a stop word, skipped} of all contexts together
+    WORDS = 15
 
 
 def batch_text() -> str:
@@ -273,7 +274,9 @@ entry:
 run:
   %itemsp = getelementptr i64, ptr %work, i64 WORK_ITEMS
   %items = load ptr, ptr %itemsp, align 8
-  call void @run_items(ptr %pool, ptr %items, i64 %n, i1 true)
+  %haltp = getelementptr i64, ptr %work, i64 WORK_HALT
+  %halt = load ptr, ptr %haltp, align 8
+  call void @run_items(ptr %pool, ptr %items, i64 %n, i1 true, ptr %halt)
   br label %leave
 leave:
   ret void

@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 JOB = """
-; claims and executes chunks of one share until none is left; returns how many
+; claims and executes chunks of one share until none is left; returns how many.  A chunk that is claimed when the stop
+; word is urgent is not executed
 define internal i64 @take_share(ptr %share) nounwind noinline {
 entry:
   %endp = getelementptr i8, ptr %share, i64 8
   %itemsp = getelementptr i8, ptr %share, i64 16
+  %haltp = getelementptr i8, ptr %share, i64 24
   br label %look
 look:
-  %n = phi i64 [ 0, %entry ], [ %n, %claim ], [ %n1, %run ]
+  %n = phi i64 [ 0, %entry ], [ %n, %claim ], [ %n1, %counted ]
   %ticket = load atomic i64, ptr %share acquire, align 8
   %left = and i64 %ticket, 65535
   %none = icmp eq i64 %left, 0
@@ -17,13 +19,23 @@ look:
 claim:
   %end = load atomic i64, ptr %endp monotonic, align 8
   %items = load atomic ptr, ptr %itemsp monotonic, align 8
+  %halt = load atomic ptr, ptr %haltp monotonic, align 8
   %taken = sub i64 %ticket, 1
   %pair = cmpxchg ptr %share, i64 %ticket, i64 %taken acq_rel monotonic
   %got = extractvalue { i64, i1 } %pair, 1
   br i1 %got, label %run, label %look
 run:
+  %word = load ptr, ptr %halt, align 8
+  %urgent = call i1 @halted(ptr %word)
+  br i1 %urgent, label %skip, label %execute
+skip:
+  call void @note_skipped(ptr %halt)
+  br label %counted
+execute:
   %chunk = sub i64 %end, %left
-  call void @run_chunk(ptr %items, i64 %chunk)
+  call void @run_chunk(ptr %items, i64 %chunk, ptr %halt)
+  br label %counted
+counted:
   %n1 = add i64 %n, 1
   br label %look
 leave:
@@ -62,7 +74,7 @@ define internal ptr @share_of(ptr %pool, i64 %t) nounwind noinline {
 }
 
 ; makes the job known: `total` chunks in `threads` shares, the first total % threads of them one larger
-define internal void @publish(ptr %pool, ptr %items, i64 %total, i64 %threads) nounwind noinline {
+define internal void @publish(ptr %pool, ptr %items, i64 %total, i64 %threads, ptr %halt) nounwind noinline {
 entry:
   %jobp = getelementptr i8, ptr %pool, i64 128
   store atomic i64 0, ptr %pool monotonic, align 8
@@ -93,6 +105,8 @@ deal:
   store atomic i64 %end, ptr %endp monotonic, align 8
   %itemsp = getelementptr i8, ptr %share, i64 16
   store atomic ptr %items, ptr %itemsp monotonic, align 8
+  %haltp = getelementptr i8, ptr %share, i64 24
+  store atomic ptr %halt, ptr %haltp monotonic, align 8
   %ticket = or i64 %number, %size
   store atomic i64 %ticket, ptr %share release, align 8
   br label %next
@@ -133,23 +147,30 @@ leave:
 }
 
 ; executes a batch of n independent items, with the pool's workers unless `pool` is null; small ones here
-define void @m3_run(ptr %pool, ptr %items, i64 %n) nounwind {
-  call void @run_items(ptr %pool, ptr %items, i64 %n, i1 false)
+define void @m3_run(ptr %pool, ptr %items, i64 %n, ptr %halt) nounwind {
+  call void @run_items(ptr %pool, ptr %items, i64 %n, i1 false, ptr %halt)
   ret void
 }
 
 ; the same; each: items of one group are worth a chunk of their own
-define internal void @run_items(ptr %pool, ptr %items, i64 %n, i1 %each) nounwind noinline {
+define internal void @run_items(ptr %pool, ptr %items, i64 %n, i1 %each, ptr %halt) nounwind noinline {
 entry:
+  %word = load ptr, ptr %halt, align 8
   %single = icmp eq ptr %pool, null
   br i1 %single, label %alone, label %share
 alone:
   %i = phi i64 [ 0, %entry ], [ 0, %share ], [ %i1, %one ]
   %more = icmp slt i64 %i, %n
-  br i1 %more, label %one, label %leave
+  br i1 %more, label %check, label %leave
+check:
+  %urgent = call i1 @halted(ptr %word)
+  br i1 %urgent, label %skip, label %one
+skip:
+  call void @note_skipped(ptr %halt)
+  br label %leave
 one:
   %item = getelementptr [32 x i8], ptr %items, i64 %i
-  call void @run_item(ptr %item, i64 0, i64 1)
+  call void @run_item(ptr %item, i64 0, i64 1, ptr %halt)
   %i1 = add i64 %i, 1
   br label %alone
 share:
@@ -160,7 +181,7 @@ share:
   %small = icmp eq i64 %total, 0
   br i1 %small, label %alone, label %job
 job:
-  call void @publish(ptr %pool, ptr %items, i64 %total, i64 %threads)
+  call void @publish(ptr %pool, ptr %items, i64 %total, i64 %threads, ptr %halt)
   %own = call ptr @share_of(ptr %pool, i64 0)
   %first = call i64 @take_share(ptr %own)
   %rest = call i64 @take_others(ptr %pool, i64 0)

@@ -15,10 +15,11 @@ from m3jit.backends.python import runtime_plain
 from m3jit.backends.python.control_word import default_rounding
 from m3jit.backends.python.render import identifier, render_python
 from m3jit.ir.loop import Kernel
-from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, Poll, Retire, Scalar,
-                           StoreFrame)
+from m3jit.ir.plan import (ABANDONED, Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, Poll, Retire,
+                           Scalar, StoreFrame)
 
 _M64 = 1 << 64
+URGENT = 2                                       # a stop word from this on: leave between two kernels
 
 
 def wrap(v: int) -> int:
@@ -146,7 +147,9 @@ class PythonRegion:
             return self._walk(frame, nthreads)
 
     def _walk(self, frame: np.ndarray, nthreads: int) -> int:
-        retired, block, values = 0, self.plan.blocks[0], {}
+        retired, block, values, rounds = 0, self.plan.blocks[0], {}, 0
+        word = int(frame[FrameWord.STOP])              # 0: nobody can ask to stop
+        stop = ctypes.c_int32.from_address(word) if word else ctypes.c_int32(0)
 
         def value(s: Scalar) -> Any:
             if s.op == "const":
@@ -171,6 +174,9 @@ class PythonRegion:
                     case Scalar():
                         values[s] = self._scalar(s, [value(a) for a in s.args], frame)
                     case Launch():
+                        if stop.value >= URGENT and rounds < 2:       # as the CPU backend: not in a later round
+                            retired = 0
+                            return leave(ABANDONED, [])
                         shared = nthreads if s.parallel and not s.replicated else 1
                         self.engine._launch(
                             self.engine.function(s.kernel), s.kernel, [value(a) for a in s.args], shared
@@ -182,10 +188,9 @@ class PythonRegion:
                     case Retire():
                         retired += s.count
                     case Poll():
-                        word = int(frame[FrameWord.STOP])         # 0: nobody can ask to stop
-                        stop = word and ctypes.c_int32.from_address(word).value
-                        if stop or retired >= frame[FrameWord.BUDGET]:
+                        if stop.value > 0 or retired >= frame[FrameWord.BUDGET]:
                             return leave(s.exit, s.stores)
+                        rounds += 1
                     case Barrier():
                         pass
             match block.end:
