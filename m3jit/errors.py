@@ -88,6 +88,11 @@ class Interrupted(UserError):
     exit_code = 130
 
 
+class Divergence(UserError):
+    """A replayed run did something else than its log says."""
+    exit_code = 7
+
+
 class SinkClosed(UserError):
     """The reader of a sink went away (a closed pipe)."""
     exit_code = 141

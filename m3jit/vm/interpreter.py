@@ -15,8 +15,8 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Protocol
 
-from m3jit.errors import (Deadlock, InternalError, Interrupted, LimitError, M3Error, OperandError, SinkClosed, Trap,
-                          UnsupportedError, UserError)
+from m3jit.errors import (Deadlock, Divergence, InternalError, Interrupted, LimitError, M3Error, OperandError,
+                          SinkClosed, Trap, UnsupportedError, UserError)
 from m3jit.ir.eager_scalar import PREDICATES
 from m3jit.isa.fields import Reg
 from m3jit.vm import binding
@@ -28,7 +28,7 @@ from m3jit.vm.waiting import Blocked
 
 SLOW = -1
 PARKED_HERE = -1                   # what `Regions.enter` gives for a context that is to wait at the region
-ENDS_THE_RUN = (SinkClosed, LimitError, Interrupted, Deadlock, UnsupportedError)     # not the fault of one instruction
+ENDS_THE_RUN = (SinkClosed, LimitError, Interrupted, Deadlock, Divergence, UnsupportedError)   # no instruction's fault
 Handler = binding.Handler
 
 
@@ -132,10 +132,8 @@ class Interpreter:
         def run(ctx: Context) -> int:
             ctx.index, m.ctx, m.instruction = i, ctx, ins
             pc = body(m, *arguments(ctx))
-            ctx.retired += 1
-            if pc is None:
-                return nxt
-            if pc not in index_of:
+            to = nxt if pc is None else index_of.get(pc)
+            if to is None:
                 raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
             return index_of[pc]
         return run
@@ -247,16 +245,18 @@ class Interpreter:
             return
         ctx.index, ctx.retired = index, start + n
 
-    def run_exactly(self, ctx: Context, count: int) -> None:
-        """Execute `count` instructions (fewer if the context ends, blocks or the stop word is set); no regions."""
+    def run_exactly(self, ctx: Context, count: int, budget: int | None = None) -> None:
+        """Execute `count` instructions (fewer if the context ends, blocks or the stop word is set); no regions.
+
+        budget: stop earlier, as `run` does, at the first poll point where so many are done."""
         ctx.leave, self.machine.ctx = False, ctx
-        for _ in range(count):
-            i = ctx.index
-            if not self._one(ctx, i) or ctx.leave or self.stop.raised:
+        for done in range(1, count + 1):
+            polls = self._one(ctx, ctx.index)
+            if polls is None or ctx.leave or self.stop.raised or polls and budget is not None and done >= budget:
                 return
 
-    def _one(self, ctx: Context, i: int) -> bool:
-        """Execute instruction i without entering a region; False when it failed."""
+    def _one(self, ctx: Context, i: int) -> bool | None:
+        """Execute instruction i without entering a region: did it come to a poll point?  None when it failed."""
         before = ctx.retired
         ctx.budget = 1
         try:
@@ -264,15 +264,17 @@ class Interpreter:
                 nxt = self.plain[i](ctx)
             else:
                 nxt = self.handlers[i](ctx)
-                if nxt == SLOW:
+                slow = nxt == SLOW
+                if slow:
                     nxt = self.slow[i](ctx)
         except BaseException as e:
             ctx.retired = before
             self._failed(ctx, i, e)
-            return False
+            return None
         ctx.retired = before + 1
+                slow = ctx.retired != before           # slow ones count themselves
         ctx.index = nxt if nxt >= 0 else -2 - nxt
-        return True
+        return nxt >= 0 if slow else nxt <= i
 
     def _run_profiled(self, ctx: Context, budget: int) -> None:
         """As `run`, counting instructions and nanoseconds per instruction, and telling `watch` of slow ones."""

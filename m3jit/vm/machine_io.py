@@ -8,6 +8,7 @@ import numpy as np
 
 from m3jit.errors import M3Error, OperandError, StreamError, brief
 from m3jit.isa.types import BF16, F32, FLOATS, I16, I64, INTS, U8, Tensor
+from m3jit.vm.commit import Store, attribute
 from m3jit.vm.context import Context
 from m3jit.vm.sources import END, NOTHING, QueueSource, RingSource, Source, open_file_source
 from m3jit.vm.streams import CallbackSink, Item, NpySink, Ring, Sink, StandardSink, WavSink, open_file_sink
@@ -22,6 +23,7 @@ class StreamsView:
     """The part of `Machine` that reads and writes streams."""
     vm: Any
     ctx: Context
+    stores: list[Store]
 
     def text(self, word: int) -> str | None:
         """A string operand, None when absent."""
@@ -43,22 +45,31 @@ class StreamsView:
         else:
             item, rest = _plain_item(value, form, rate), None
         if item is not None:
-            _outside(f"sink {target.name}", lambda: target.write(item, blocking))
+            self._hand_out(target, _key_of(sink, name), item, blocking)
         if rest is not None:
-            self.ctx.texts = {**self.ctx.texts, target.name: rest}
+            self.stores.append(attribute(self.ctx, "texts", {**self.ctx.texts, target.name: rest}))
         if self.vm.scheduler.waiting() or getattr(target, "host_reads", False):
             self.ctx.leave = True                      # another context, or the host, may wait for it
 
+    def _hand_out(self, target: Sink, key: str, item: Item, blocking: bool) -> None:
+        """Write an item; what leaves the machine goes through the record of the run."""
+        def write() -> None:
+            _outside(f"sink {target.name}", lambda: target.write(item, blocking))
+        if target.__class__ is Ring and self.vm.rings.get(target.name) is target:
+            write()                                    # between contexts: a function of the program
+        else:
+            self.vm.recorder.leave(self.ctx, key, item, write)
+
     def find_sink(self, sink: str, name: str | None) -> Sink:
         """The sink of a STREAM's words."""
-        key = sink if sink in ("OUTPUT", "ERROR") else f"{sink}:{name}"
-        found = self.vm.sinks.get(name if sink == "SINK" else key)
+        key = _key_of(sink, name)
+        found = self.vm.sinks.get(key)
         if found is not None:
             return found
         if name is None:
             raise OperandError(f"STREAM to {sink} needs NAME=\"...\"")
         if sink == "FILE":
-            found = open_file_sink(self.vm.file_path(name, "write"))
+            found = self.vm.recorder.attempt(self.ctx, lambda: open_file_sink(self.vm.file_path(name, "write")))
         elif sink == "RING":
             return self.ring(name)
         else:
@@ -106,9 +117,10 @@ class StreamsView:
         """At the end of a context: an unfinished code point becomes U+FFFD."""
         for name, rest in ctx.texts.items():
             if rest:
-                for sink in self.vm.sinks.values():
+                for key, sink in list(self.vm.sinks.items()):
                     if sink.name == name:
-                        sink.write(Item("TEXT", TextStream(rest).end().encode()), True)
+                        item = Item("TEXT", TextStream(rest).end().encode())
+                        self.vm.recorder.leave(ctx, key, item, lambda: sink.write(item, True))
         ctx.texts = {}
 
     # -- input ------------------------------------------------------------------------------------------------------
@@ -117,14 +129,18 @@ class StreamsView:
         """SENSE: (value, status): status 1 a value, 0 nothing now, -1 the end."""
         if peripheral == "TIME":
             return self.wall_ns(), 1                   # type: ignore[attr-defined]
-        source = self.find_source(peripheral, name)
-        at = self.ctx.cursors.get(source.name, 0)
         if count < 0:
             raise OperandError(f"COUNT={count}; it cannot be negative")
-        value, after = self.observe("sense", lambda: _outside(    # type: ignore[attr-defined]
-            f"source {source.name}", lambda: source.read(at, count, blocking)))
+        key = _source_key(peripheral, name)
+        at = self.ctx.cursors.get(key, 0)
+
+        def read() -> tuple[Any, int]:
+            source = self.find_source(peripheral, name)
+            return _outside(f"source {source.name}", lambda: source.read(at, count, blocking))
+        inside = peripheral == "RING" and name is not None and self._is_own_ring(key, name)
+        value, after = read() if inside else self.observe("sense", read)      # type: ignore[attr-defined]
         if after != at:
-            self.ctx.cursors = {**self.ctx.cursors, source.name: after}
+            self.stores.append(attribute(self.ctx, "cursors", {**self.ctx.cursors, key: after}))
         if self.vm.scheduler.waiting():
             self.ctx.leave = True                      # reading made space
         if value is END or value is NOTHING:
@@ -133,7 +149,7 @@ class StreamsView:
 
     def find_source(self, peripheral: str, name: str | None) -> Source:
         """The source of a SENSE's words."""
-        key = name if peripheral == "NAMED" else peripheral if name is None else f"{peripheral}:{name}"
+        key = _source_key(peripheral, name)
         found = self.vm.sources.get(key)
         if found is not None:
             return found
@@ -149,6 +165,11 @@ class StreamsView:
             raise OperandError(f"no source {key!r} is attached; the host attaches one with VM.set_source({key!r}, ...)")
         self.vm.sources[key] = found
         return found
+
+    def _is_own_ring(self, key: str, name: str) -> bool:
+        """Is the source a ring that contexts of this machine write, none that the host attached?"""
+        attached = self.vm.sources.get(key)
+        return attached is None or isinstance(attached, RingSource) and attached.ring is self.vm.rings.get(name)
 
     def _sensed(self, value: Any, form: str, model: Handle | None) -> Any:
         """A source's value as a register holds it."""
@@ -167,6 +188,16 @@ class StreamsView:
         if isinstance(value, np.ndarray):
             return Tensor.of(np.array(value))
         return normalise(value)
+
+
+def _key_of(sink: str, name: str | None) -> str:
+    """The key of a STREAM's words among the sinks of a machine."""
+    return sink if sink in ("OUTPUT", "ERROR") else name if sink == "SINK" else f"{sink}:{name}"     # type: ignore[return-value]
+
+
+def _source_key(peripheral: str, name: str | None) -> str:
+    """The key of a SENSE's words among the sources of a machine, and of the context's position in it."""
+    return name if peripheral == "NAMED" else peripheral if name is None else f"{peripheral}:{name}"   # type: ignore[return-value]
 
 
 def text_bytes(text: str) -> bytes:

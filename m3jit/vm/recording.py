@@ -1,10 +1,30 @@
-"""The log of what came from outside: clocks, SENSE, random seeds of the host.  Replaying it repeats the run exactly."""
+"""What a run got from outside and what left it: recorded, answered from a record, verified against one.
+
+Everything a run depends on is a function of its program but for what `observe` sees: clocks, SENSE, interrupts.  With
+several contexts it also depends on when a wait for the outside ended, which is noted as the number of instructions all
+contexts had completed by then.  So a run repeats exactly, on any backend, when these events are answered from a record.
+
+An event belongs to a context and the number of instructions that context had completed:
+
+    clock time sense interrupt ..   what an instruction saw (`value`; `Raised`: it failed)
+    output                          what STREAM handed to a sink (`Output`)
+    failed                          a sink refused an item (`Raised`)
+    block                           the context began to wait for the outside (what it waits for)
+    wake                            the wait ended: (instructions of all contexts by then, waits of the run by then)
+    digest                          the context's version (m3jit.vm.digest) in front of this output
+"""
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Protocol
 
-from m3jit.errors import UserError
-from m3jit.vm.context import Context
+from m3jit.errors import Deadlock, Divergence, Interrupted, LimitError, OperandError, SinkClosed, StreamError, \
+    UnsupportedError, UserError, brief
+from m3jit.isa.types import Tensor
+from m3jit.vm.context import WAITING, Context
+from m3jit.vm.waiting import Blocked, Wait
+
+HEAD = 48                          # bytes of an item that an event keeps as they are
+_ENDS_THE_RUN = (SinkClosed, LimitError, Interrupted, Deadlock, UnsupportedError, Divergence)
 
 
 class Event(NamedTuple):
@@ -15,30 +35,271 @@ class Event(NamedTuple):
     value: Any
 
 
+class Raised(NamedTuple):
+    """An observation that failed: the class of the error and its message."""
+    kind: str
+    message: str
+
+    def error(self) -> UserError:
+        """The error again."""
+        return StreamError(self.message) if self.kind == "StreamError" else OperandError(self.message)
+
+
+class Output(NamedTuple):
+    """An item that left the machine.  digest: of form, rate and all bytes; head: its first bytes (none of a tensor)."""
+    sink: str
+    form: str
+    size: int
+    digest: int
+    head: bytes
+
+    @classmethod
+    def of(cls, sink: str, item: Any) -> "Output":
+        """An item (`streams.Item`) for a sink."""
+        import xxhash
+        data = item.data
+        if item.form in ("TEXT", "RAW"):
+            label, raw = "", bytes(data)
+        elif isinstance(data, Tensor):
+            label, raw = f"{data.dtype.name}{list(data.shape)}", data.tobytes()
+        else:
+            label, raw = f"{data.dtype}{list(data.shape)}", data.tobytes()
+        digest = xxhash.xxh3_64_intdigest(f"{item.form} {item.rate} {label}\n".encode() + raw)
+        return cls(sink, item.form, len(raw), digest, raw[:HEAD] if item.form in ("TEXT", "RAW") else b"")
+
+    def __str__(self) -> str:
+        if self.form not in ("TEXT", "RAW"):
+            return f"{self.size} bytes {self.form} to {self.sink} ({self.digest:016x})"
+        shown = repr(self.head.decode("utf-8", "replace")) if self.form == "TEXT" else self.head.hex(" ")
+        more = f" and {self.size - len(self.head)} more bytes ({self.digest:016x})" if self.size > len(self.head) else ""
+        return f"{brief(shown)}{more} to {self.sink}"
+
+
+class RecordEnds(UserError):
+    """A replay has done all that its log holds."""
+
+
+class Log(Protocol):
+    """Where events go: a list, or a file being written."""
+    def append(self, event: Event) -> Any: ...
+
+
+class Tape:
+    """Events in order, one at a time.  `taken`: how many are behind."""
+
+    def __init__(self, events: Iterable[Event]):
+        self._events: Iterator[Event] = iter(events)
+        self._next: Event | None = next(self._events, None)
+        self.taken = 0
+
+    def peek(self) -> Event | None:
+        return self._next
+
+    def take(self) -> None:
+        self._next = next(self._events, None)
+        self.taken += 1
+
+
 class Recorder:
-    """Logs observations, or answers them from a log."""
+    """Logs events, or answers observations from a tape and compares outputs with it.
 
-    def __init__(self, record: bool = False, replay: list[Event] | None = None):
-        self.log: list[Event] | None = [] if record else None
-        self._replay = list(replay) if replay is not None else None
-        self._next = 0
+    record: keep a log in memory (a `Log`: there).  replay: events to answer from; behind their end the run is an error,
+    unless `goes_on`: then it looks at the outside again (and logs).  echo: what is verified is also written."""
 
+    def __init__(self, record: bool | Log = False, replay: Iterable[Event] | Tape | None = None, goes_on: bool = False,
+                 echo: bool = True):
+        self.log: Any = [] if record is True else record if record is not False else None
+        self.tape: Any = replay if replay is None or hasattr(replay, "peek") else Tape(replay)
+        self.goes_on, self.echo = goes_on, echo
+        self.idle = self.log is None and self.tape is None
+        self.waits = 0                                 # waits for the outside so far
+        self.end: int | None = None                    # instructions of all contexts after which the recorded run ended
+        self.wants_digest: Callable[[], bool] | None = None     # recording: asked before each output
+        self.digest: Callable[[Context], str] | None = None
+        self.verified = 0                              # outputs and digests that agreed
+        self.vm: Any = None
+
+    def attach(self, vm: Any) -> None:
+        """The machine whose events these are."""
+        self.vm = vm
+
+    @property
+    def replaying(self) -> bool:
+        """Does the tape answer the next observation?"""
+        return self.tape is not None and (self.tape.peek() is not None or not self.goes_on)
+
+    # -- what comes in ----------------------------------------------------------------------------------------------
     def observe(self, ctx: Context, what: str, look: Callable[[], Any]) -> Any:
-        if self._replay is not None:
-            return self._from_log(ctx, what)
-        value = look()
-        if self.log is not None:
-            self.log.append(Event(ctx.id, ctx.retired, what, value))
+        """What `look` sees, through the record."""
+        if self.idle:
+            return look()
+        if self.replaying:
+            return self._answer(ctx, what)
+        try:
+            value = look()
+        except _ENDS_THE_RUN:
+            raise
+        except UserError as e:
+            self._note(ctx, what, Raised(type(e).__name__, getattr(e, "message", str(e))))
+            raise
+        self._note(ctx, what, value)
         return value
 
-    def _from_log(self, ctx: Context, what: str) -> Any:
-        if self._next >= len(self._replay):
-            raise UserError(f"replay: the log has no {what} for context {ctx.id} after {ctx.retired} instructions; it "
-                            f"ended before this run did (another program, or other inputs?)")
-        event = self._replay[self._next]
-        if event[:3] != (ctx.id, ctx.retired, what):
-            raise UserError(f"replay: event {self._next} of the log is {event.what} of context {event.context} after "
-                            f"{event.retired} instructions, but context {ctx.id} asks for {what} after {ctx.retired}: "
-                            f"the log belongs to another program or version")
-        self._next += 1
+    def _answer(self, ctx: Context, what: str) -> Any:
+        event = self._expected(ctx, what)
+        self._taken(ctx)
+        if isinstance(event.value, Raised):
+            raise event.value.error()
         return event.value
+
+    def _expected(self, ctx: Context, what: str) -> Event:
+        """The next event of the tape, which must be this one.  `Blocked` where the context waited here."""
+        event = self.tape.peek()
+        if event is None:
+            raise self._diverged(ctx, f"asks for {what}, but the log has nothing more: it ended before this run did "
+                                      f"(another program, or other inputs?)")
+        if event.context == ctx.id and event.retired == ctx.retired and event.what == "block":
+            raise Blocked(Wait(lambda: self._due(ctx), event.value, True))
+        if event[:3] != (ctx.id, ctx.retired, what):
+            raise self._diverged(ctx, f"comes to {what}, but event {self.tape.taken} of the log is {event.what} of "
+                                      f"context {event.context} after {event.retired} instructions: the log belongs to "
+                                      f"another program, version or input")
+        return event
+
+    def _diverged(self, ctx: Context, what: str) -> Divergence:
+        line = self.vm.image.line(self.vm.image.pcs[ctx.index]) if self.vm is not None else None
+        where = f" ({line[0]}:{line[1]})" if line else ""
+        return Divergence(f"replay: context {ctx.id} after {ctx.retired} instructions{where} {what}")
+
+    def _taken(self, ctx: Context) -> None:
+        """An event is behind.  What must happen at a place of its own is then watched for from a new slice on."""
+        self.tape.take()
+        following = self.tape.peek()
+        if following is None or following.what == "wake":
+            ctx.leave = True
+
+    def _note(self, ctx: Context, what: str, value: Any) -> None:
+        if self.log is not None:
+            self.log.append(Event(ctx.id, ctx.retired, what, value))
+
+    # -- waits ------------------------------------------------------------------------------------------------------
+    def blocked(self, ctx: Context) -> None:
+        """A context began to wait for the outside."""
+        if self.idle:
+            return
+        self.waits += 1
+        if not self.replaying:
+            self._note(ctx, "block", ctx.waiting_for.what)
+            return
+        event = self.tape.peek()
+        if event is None or event[:3] != (ctx.id, ctx.retired, "block"):
+            raise self._diverged(ctx, f"waits for {ctx.waiting_for.what}, where the recorded run did not")
+        self.tape.take()
+
+    def woken(self, ctx: Context) -> None:
+        """A wait for the outside ended."""
+        if self.idle:
+            return
+        if self.replaying:
+            self.tape.take()                           # `_due` looked at it
+        else:
+            self._note(ctx, "wake", (self.vm.retired, self.waits))
+
+    def _due(self, ctx: Context) -> bool:
+        """Did the wait end here in the recorded run?"""
+        event = self.tape.peek()
+        if event is None:
+            return self.goes_on                        # from here on the outside decides: the instruction looks again
+        return event.what == "wake" and event.context == ctx.id and (self.vm.retired, self.waits) >= tuple(event.value)
+
+    @property
+    def horizon(self) -> int | None:
+        """Instructions of all contexts at which the run has to look up, in a replay."""
+        if self.tape is None:
+            return None
+        event = self.tape.peek()
+        if event is None:
+            return self.end
+        return event.value[0] if event.what == "wake" else None
+
+    def at_horizon(self, ctx: Context) -> None:
+        """A replay has come to an event that nothing of the run itself brings about: only a wait may begin here.
+
+        `RecordEnds`: the recorded run was ended here from outside; `Divergence`: the context does something else."""
+        if self.exhausted:
+            raise self.ended("the recorded run was ended here")
+        before = ctx.retired
+        self.vm.interpreter.run_exactly(ctx, 1)
+        if ctx.retired != before or ctx.trap is not None:
+            event = self.tape.peek()
+            raise self._diverged(ctx, f"goes on, where context {event.context if event else '?'} stopped waiting in "
+                                      f"the recorded run")
+
+    def ended(self, why: str) -> "RecordEnds":
+        """What is raised where the record has nothing more."""
+        return RecordEnds(f"replay: the log ends after {self.vm.retired} instructions: {why}")
+
+    @property
+    def exhausted(self) -> bool:
+        """Replaying, and the log has nothing more: whoever waits now waited when the recording ended."""
+        return self.tape is not None and not self.goes_on and self.tape.peek() is None
+
+    # -- what goes out ----------------------------------------------------------------------------------------------
+    def leave(self, ctx: Context, sink: str, item: Any, write: Callable[[], Any]) -> None:
+        """Hand an item to a sink, through the record."""
+        if self.idle:
+            write()
+        elif self.replaying:
+            self._verify(ctx, sink, item, write)
+        else:
+            if self.wants_digest is not None and self.wants_digest():
+                self._note(ctx, "digest", self.digest(ctx))
+            self.attempt(ctx, write)
+            self._note(ctx, "output", Output.of(sink, item))
+
+    def attempt(self, ctx: Context, action: Callable[[], Any]) -> Any:
+        """Do something outside that may fail; that it failed is part of the record."""
+        if self.idle:
+            return action()
+        if self.replaying:
+            event = self.tape.peek()
+            if event is not None and event[:3] == (ctx.id, ctx.retired, "failed"):
+                self._answer(ctx, "failed")
+            return action()
+        try:
+            return action()
+        except _ENDS_THE_RUN:
+            raise
+        except UserError as e:
+            self._note(ctx, "failed", Raised(type(e).__name__, getattr(e, "message", str(e))))
+            raise
+
+    def _verify(self, ctx: Context, sink: str, item: Any, write: Callable[[], Any]) -> None:
+        event = self.tape.peek()
+        if event is not None and event[:3] == (ctx.id, ctx.retired, "digest"):
+            self._verify_digest(ctx, event.value)
+            event = self.tape.peek()
+        if event is not None and event[:3] == (ctx.id, ctx.retired, "failed"):
+            self._answer(ctx, "failed")
+        found = Output.of(sink, item)
+        event = self._expected(ctx, "output")
+        if event.value != found:
+            raise self._diverged(ctx, f"writes {found}; the log has {event.value}")
+        self._taken(ctx)
+        self.verified += 1
+        if self.echo:
+            write()
+
+    def _verify_digest(self, ctx: Context, expected: str) -> None:
+        if self.digest is not None:
+            found = self.digest(ctx)
+            if found != expected:
+                raise self._diverged(ctx, f"has the state {found}; the log has {expected}: registers, states or memory "
+                                          f"differ though all outputs so far agree")
+            self.verified += 1
+        self.tape.take()
+
+
+def external(ctx: Context) -> bool:
+    """Does the context wait for something that the host provides?"""
+    return ctx.status == WAITING and ctx.waiting_for.external

@@ -6,7 +6,7 @@ keeps its turn until it has used a quantum, yields, waits or ends, or a more urg
 """
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Callable, Iterable
 
 from m3jit.vm.commit import Store, attribute, commit
 from m3jit.vm.context import READY, WAITING, Context
@@ -24,6 +24,7 @@ class Scheduler:
         self._current: Context | None = None           # whose turn it is
         self._used = 0                                 # instructions of the turn since it has competitors
         self._alone = True
+        self.woken: Callable[[Context], None] | None = None      # told when a wait for the host ends
 
     def add(self, ctx: Context, virtual_time: int = 0) -> None:
         """A new context; it competes from `virtual_time` on."""
@@ -71,6 +72,8 @@ class Scheduler:
         others = [c.virtual_time for c in self.contexts.values() if c.status == READY and c is not ctx]
         ctx.virtual_time = max(ctx.virtual_time, min(others, default=0))
         self.enqueue(ctx)
+        if self.woken is not None and ctx.waiting_for.external:
+            self.woken(ctx)
 
     def pick(self) -> tuple[Context | None, int]:
         """(the context to run, instructions of its slice); None when none is ready."""

@@ -51,8 +51,9 @@ class VM(HostStreams, HostStates):
     one.  max_steps, timeout (seconds): limits of the whole run (`LimitError`).  models: a `ModelProvider`.  files: the
     directory the program may read and write (None: no files).  wait_input: SENSE of an empty input waits for
     `push_input` instead of reporting its end.  seed: of every new context's random stream.  record: keep a log of what
-    came from outside; replay: such a log, to run again without the outside.  memory_limit: bytes of addressed memory a
-    context may write; tensor_limit: bytes of the largest tensor (half of the machine's memory).
+    came from outside and left (a `Recorder`: use it); replay: such a log, to run again without the outside.
+    memory_limit: bytes of addressed memory a context may write; tensor_limit: bytes of the largest tensor (half of the
+    machine's memory).
     """
 
     def __init__(self, program: Any, backend: str = "auto", threads: int | None = None, max_steps: int | None = None, *,
@@ -60,7 +61,7 @@ class VM(HostStreams, HostStates):
                  wait_input: bool = False, seed: int = DEFAULT_SEED, snapshot_window: int = DEFAULT_WINDOW,
                  memory_limit: int = DEFAULT_LIMIT, tensor_limit: int | None = None,
                  ring_capacity: int = DEFAULT_CAPACITY, profile: bool = False,
-                 record: bool = False, replay: list | None = None, xp: Any = None, regions: Any = None,
+                 record: bool | Recorder = False, replay: list | None = None, xp: Any = None, regions: Any = None,
                  extensions: Any = None):
         check_limits(max_steps, timeout)
         if isinstance(program, (str, bytes)):
@@ -75,7 +76,10 @@ class VM(HostStreams, HostStates):
         self.signal, self.stop_word = Signal(), StopWord()
         self.memory = MachineMemory(self.image.text, self.image.data, WeightMap(), Pages(), memory_limit)
         self.snapshots, self.scheduler = SnapshotStore(snapshot_window), Scheduler()
-        self.recorder = Recorder(record, replay)
+        self.recorder = record if isinstance(record, Recorder) else Recorder(record, replay)
+        self.recorder.attach(self)
+        self.scheduler.woken = None if self.recorder.idle else self.recorder.woken
+        self.horizon: int | None = None                # instructions of all contexts at which a slice ends exactly
         if extensions is None:
             from m3jit.vm.extensions import REGISTRY as extensions
         self.extensions = extensions
@@ -260,13 +264,14 @@ class VM(HostStreams, HostStates):
         while True:
             before = ctx.retired
             left = budget - done
-            room = UNLIMITED if self.max_steps is None else self.max_steps - self.retired
+            room = self._room()
             if room <= 0:
-                raise LimitError(f"{self.image.name}: {self.retired} instructions without an end (max_steps = "
-                                 f"{self.max_steps})")
+                if not done:
+                    self.recorder.at_horizon(ctx)
+                break
             reserve = len(self.image.instructions)     # a slice may pass its budget by less than one program length
             if room <= reserve:
-                self.interpreter.run_exactly(ctx, min(room, left))
+                self.interpreter.run_exactly(ctx, room, left)
             else:
                 self.interpreter.run(ctx, min(left, room - reserve))
             done += ctx.retired - before
@@ -275,6 +280,16 @@ class VM(HostStreams, HostStates):
             if self.stop_word.raised and self._stopped(ctx):
                 break
         self._after(ctx, done)
+
+    def _room(self) -> int:
+        """Instructions until a limit, the horizon, or an event of a replay.  LimitError: none until the limit."""
+        horizons = [h for h in (self.max_steps, self.horizon, self.recorder.horizon) if h is not None]
+        if not horizons:
+            return UNLIMITED
+        retired = self.retired
+        if self.max_steps is not None and retired >= self.max_steps:
+            raise LimitError(f"{self.image.name}: {retired} instructions without an end (max_steps = {self.max_steps})")
+        return min(horizons) - retired
 
     def _stopped(self, ctx: Context) -> bool:
         """React to the stop word; True ends the slice."""
@@ -303,6 +318,8 @@ class VM(HostStreams, HostStates):
 
     def _after(self, ctx: Context, retired: int) -> None:
         self.scheduler.charge(ctx, retired)
+        if ctx.status == WAITING and ctx.waiting_for.external:
+            self.recorder.blocked(ctx)
         if ctx.trap is not None:
             ctx.status = TRAPPED
             self._first_trap = self._first_trap or ctx.trap
@@ -318,6 +335,8 @@ class VM(HostStreams, HostStates):
         waiting = self.scheduler.waiting()
         if not any(c.waiting_for.external for c in waiting):
             raise Deadlock(f"{self.image.name}: no context can go on: {describe_waits(waiting)}")
+        if self.recorder.exhausted:
+            raise self.recorder.ended(describe_waits(waiting))
         self._lock.release()
         try:
             with self.signal:
