@@ -132,8 +132,10 @@ class Interpreter:
         def run(ctx: Context) -> int:
             ctx.index, m.ctx, m.instruction = i, ctx, ins
             pc = body(m, *arguments(ctx))
-            to = nxt if pc is None else index_of.get(pc)
-            if to is None:
+            ctx.retired += 1
+            if pc is None:
+                return nxt
+            if pc not in index_of:
                 raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
             return index_of[pc]
         return run
