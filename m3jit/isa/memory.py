@@ -17,7 +17,7 @@ def arena_alloc(m, rd: Rd("int"), size: IntOrReg(fmt="q")[0, 8], arena: U8[9] = 
 
     Bytes that were never written are zero.  Traps: a size of 0 or less; ALIGN not a power of two; more than 2^30 bytes
     in one arena."""
-    return m.ctx.memory.arena_alloc(arena, size, align)
+    return m.arena_alloc(arena, size, align)
 
 
 @op(0x27, "ARENA_RESET", route="machine", why_slow="changes addressed memory", writes=("memory",), state=_PAGES,

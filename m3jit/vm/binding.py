@@ -16,7 +16,7 @@ from m3jit.errors import OperandError
 from m3jit.isa.fields import (FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, RegList, ShapeField, SPECIAL)
 from m3jit.isa.table import Instruction
 from m3jit.vm import values
-from m3jit.vm.commit import Store, item
+from m3jit.vm.commit import Store, attribute, commit, item
 from m3jit.vm.values import Handle, classes_of, expected, said
 
 BANK = "RVS"
@@ -175,15 +175,19 @@ def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only
         if o.bank == "V":
             checked.append(f"    {name} = vector({name})")
     lines += checked
-    if moved is not None:
-        lines.append(f"    {moved.bank}[n{ops.index(moved)}] = None")
+    stores = [] if moved is None else [f"item({moved.bank}, n{ops.index(moved)}, None)"]
     for name, o in zip(names, results):
         if o.code == "h":
-            lines.append(f"    ctx.{o.value} = {name}")
+            stores.append(f"attribute(ctx, '{o.value}', {name})")
         elif o.code == "s":
-            lines.append(f"    state_out(ctx, o{at[id(o)]}, a{at[id(o)]}, {name})")
+            stores.append(f"*state_out(ctx, o{at[id(o)]}, a{at[id(o)]}, {name})")
         elif o.bank:
-            lines.append(f"    {o.bank}[n{at[id(o)]}] = {name}")
+            stores.append(f"item({o.bank}, n{at[id(o)]}, {name})")
+    only = results[0] if len(stores) == 1 == len(results) else None
+    if only is not None and only.code != "s":      # one store needs no commit
+        lines.append(f"    ctx.{only.value} = r" if only.code == "h" else f"    {only.bank}[n{at[id(only)]}] = r")
+    elif stores:
+        lines.append(f"    commit(({', '.join(stores)},))")
     if not scalar_only:
         lines.append("    if stop.raised: return poll")
     lines.append("    return nxt")
@@ -191,7 +195,7 @@ def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only
               "moved"] + \
         [f"{p}{i}" for i in range(len(ops)) for p in "nkco"]
     source = "\n    ".join([f"def factory({', '.join(params)}):", *lines, "return handler\n"])
-    scope: dict[str, Any] = {"vector": values.vector}
+    scope: dict[str, Any] = {"vector": values.vector, "commit": commit, "item": item, "attribute": attribute}
     exec(compile(source, "<m3jit handler>", "exec"), scope)      # source is built from fixed strings above only
     return scope["factory"]
 

@@ -18,8 +18,8 @@ def attribute(target: Any, name: str, value: Any) -> Store:
     return setattr, target, name, value
 
 
-def item(target: list, index: Any, value: Any) -> Store:
-    """target[index] = value: an element of a list, or a slice of a bytearray and a bytearray of that length."""
+def item(target: list | memoryview, index: Any, value: Any) -> Store:
+    """target[index] = value: an element of a list, or a slice of a view of bytes and another view of that length."""
     return setitem, target, index, value
 
 
@@ -28,6 +28,10 @@ def commit(stores: Iterable[Store]) -> None:
 
     A finaliser of what is replaced may run in between; what it raises does not come here."""
     columns = tuple(zip(*stores))
-    if not columns:
-        return
-    deque(map(call, *columns), 0)
+    if columns:
+        deque(map(call, *columns), 0)
+
+
+def commit_columns(calls: Iterable[Any], targets: Iterable[Any], keys: Iterable[Any], values: Iterable[Any]) -> None:
+    """`commit` of stores that are given as columns; they are lists or tuples, which can be walked without allocating."""
+    deque(map(call, calls, targets, keys, values), 0)

@@ -107,6 +107,10 @@ class Context:
     def restore(self, root: Root, registers: bool = True, more: Iterable[Store] = ()) -> None:
         """Make `root` the state of this context and do `more` stores with it, all at once or not at all; the root can be
         restored again.  registers False: memory and state only."""
+        commit([*self.restoring(root, registers), *more])
+
+    def restoring(self, root: Root, registers: bool = True) -> list[Store]:
+        """The stores (m3jit.vm.commit) of `restore`."""
         stores = [attribute(self, "states", root.states.share()), attribute(self, "memory", root.memory.share()),
                   attribute(self, "rng", root.rng), attribute(self, "cursors", root.cursors),
                   attribute(self, "texts", root.texts), attribute(self, "model", root.model)]
@@ -116,7 +120,7 @@ class Context:
             stores += [attribute(self, "R", R), attribute(self, "V", list(root.V)), attribute(self, "S", list(root.S)),
                        attribute(self, "frames", root.frames.revived() if root.frames else None),
                        attribute(self, "flags", root.flags)]
-        commit([*stores, *more])
+        return stores
 
     # -- registers --------------------------------------------------------------------------------------------------
     def bank(self, number: int) -> list[Any]:

@@ -20,6 +20,7 @@ from m3jit.errors import (Deadlock, Divergence, InternalError, Interrupted, Limi
 from m3jit.ir.eager_scalar import PREDICATES
 from m3jit.isa.fields import Reg
 from m3jit.vm import binding
+from m3jit.vm.commit import commit
 from m3jit.vm.context import WAITING, Context
 from m3jit.vm.image import Image, show
 from m3jit.vm.stopping import StopWord
@@ -131,13 +132,15 @@ class Interpreter:
 
         def run(ctx: Context) -> int:
             ctx.index, m.ctx, m.instruction = i, ctx, ins
+            m.stores = stores = []
             pc = body(m, *arguments(ctx))
-            ctx.retired += 1
-            if pc is None:
-                return nxt
-            if pc not in index_of:
+            to = nxt if pc is None else index_of.get(pc)
+            if to is None:
                 raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
-            return index_of[pc]
+            if stores:
+                commit(stores)
+            ctx.retired += 1
+            return to
         return run
 
     def _machine(self, i: int, ins: Any, nxt: int) -> Handler:
@@ -147,15 +150,19 @@ class Interpreter:
 
         def run(ctx: Context) -> int:
             ctx.index, m.ctx, m.instruction = i, ctx, ins
+            m.stores = stores = []
             result = body(m, *arguments(ctx))
             if result is not None and dests:
-                if len(dests) == 1:
+                if len(dests) == 1 and not stores:
                     put(ctx, dests[0], result)
                 else:
-                    if len(result) != len(dests):
-                        binding.results_fault(result, len(dests))
-                    for reg, value in zip(dests, result):
-                        put(ctx, reg, value)
+                    results = (result,) if len(dests) == 1 else result
+                    if len(results) != len(dests):
+                        binding.results_fault(results, len(dests))
+                    for reg, value in zip(dests, results):
+                        stores += binding.stores(ctx, reg, value)
+            if stores:
+                commit(stores)
             ctx.retired += 1
             return nxt
         return run

@@ -19,6 +19,7 @@ from m3jit.ir.passes.fuse import Group
 from m3jit.ir.tensor import Function, Node, Retired, Sym, TensorType, eval_dim
 from m3jit.isa.types import Tensor
 from m3jit.vm.ahead import companions, run_with
+from m3jit.vm.commit import attribute, commit, commit_columns, item
 from m3jit.vm.context import PARKED
 from m3jit.vm.image import entry_points
 from m3jit.vm.interpreter import PARKED_HERE
@@ -261,28 +262,19 @@ class ContextRegisters:
             return self.ctx.V[key[1]]
         return self.ctx.flags if key == "flags" else self.ctx.rng
 
-    def write(self, way: Any, values: list[Any]) -> None:
-        """The registers of an exit (m3jit.vm.region_exits.Way), states excepted."""
-        R = self.ctx.R
-        for n, i in way.general:
-            R[n] = values[i]
+    def write(self, way: Any, values: list[Any], states: list[tuple[Any, Any]]) -> None:
+        """The registers of an exit (m3jit.vm.region_exits.Way) and the states of S registers, all at once."""
+        ctx = self.ctx
+        columns = way.calls, [ctx.R] * len(way.general), way.general, [values[i] for i in way.places]
+        if not (way.others or states):
+            commit_columns(*columns)
+            return
+        stores = list(zip(*columns))
         for key, i in way.others:
-            self.set(key, values[i])
-
-    def set(self, key: Any, value: Any) -> None:
-        if key.__class__ is tuple:
-            bank = key[0]
-            if bank == "R":
-                if key[1] != 255:
-                    self.ctx.R[key[1]] = value
-            elif bank == "S":
-                self.machine.set_state_of(self.ctx, key[1], value)
-            else:
-                self.ctx.V[key[1]] = value
-        elif key == "flags":
-            self.ctx.flags = value
-        else:
-            self.ctx.rng = value
+            stores.append(item(ctx.V, key[1], values[i]) if key.__class__ is tuple else attribute(ctx, key, values[i]))
+        for key, state in states:
+            stores += self.machine.storing_state_of(ctx, key[1], state)
+        commit(stores)
 
 
 def new_points(image: Any) -> dict[int, Point]:

@@ -19,7 +19,7 @@ from m3jit.isa.memory import WHOLE
 from m3jit.isa.table import Instruction
 from m3jit.isa.types import NEW_STATE, Tensor
 from m3jit.vm import binding
-from m3jit.vm.commit import attribute, commit
+from m3jit.vm.commit import Store, attribute, commit, item
 from m3jit.vm.context import DONE, KILLED, PRIORITIES, Context, Frame
 from m3jit.vm.interpreter import holds
 from m3jit.vm.machine_io import StreamsView
@@ -41,6 +41,7 @@ class Machine(StreamsView, ModelsView, SystemView):
         self.vm = vm
         self.ctx: Context = None                       # type: ignore[assignment]
         self.instruction: Instruction = None           # type: ignore[assignment]
+        self.stores: list[Store] = []                  # what the running instruction changes, done when all of it is made
         self._handles = itertools.count(1)
         self._model_handles: dict[int, Handle] = {}
         self._extension_handles: dict[tuple[int, int], Handle] = {}
@@ -79,8 +80,8 @@ class Machine(StreamsView, ModelsView, SystemView):
         frame = Frame(ctx.R, ctx.V, ctx.index + 1, numbers, ctx.frames)
         R: list[Any] = [ctx.R[n] for n in numbers]
         pc = self.pc + target
-        commit((attribute(ctx, "frames", frame), attribute(ctx, "R", R + [None] * (256 - len(R))),
-                attribute(ctx, "V", [None] * 32)))
+        self.stores += (attribute(ctx, "frames", frame), attribute(ctx, "R", R + [None] * (256 - len(R))),
+                        attribute(ctx, "V", [None] * 32))
         return pc
 
     def ret(self) -> int | None:
@@ -93,14 +94,13 @@ class Machine(StreamsView, ModelsView, SystemView):
         R = list(frame.R)                              # the frame may be shared with a snapshot or another context
         for i, n in enumerate(frame.args):
             R[n] = ctx.R[i]
-        pc = self.vm.image.pcs[frame.back]
-        commit((attribute(ctx, "R", R), attribute(ctx, "V", list(frame.V)), attribute(ctx, "frames", frame.parent)))
-        return pc
+        self.stores += (attribute(ctx, "R", R), attribute(ctx, "V", list(frame.V)), attribute(ctx, "frames", frame.parent))
+        return self.vm.image.pcs[frame.back]
 
     # -- registers and states ---------------------------------------------------------------------------------------
     def write(self, reg: Reg | None, value: Any) -> None:
-        """Write a register now (None: discard)."""
-        binding.put(self.ctx, reg, value)
+        """Write a register with what else the instruction changes (None: discard)."""
+        self.stores += binding.stores(self.ctx, reg, value)
 
     def read_special(self, ctx: Context, n: int) -> int:
         """A special register other than SP0, the pc, which is a constant of the instruction that reads it."""
@@ -120,15 +120,14 @@ class Machine(StreamsView, ModelsView, SystemView):
                                f"exist here: it was made after the snapshot that was restored, or was unloaded")
         return state
 
-    def state_out(self, ctx: Context, operand: Any, handle: Handle | None, state: Any) -> None:
-        """Store the new value of a state; a register that held nothing gets a new handle."""
+    def state_out(self, ctx: Context, operand: Any, handle: Handle | None, state: Any) -> list[Store]:
+        """The stores of a state's new value; a register that held nothing gets a new handle."""
         if state is None or state is NEW_STATE:
-            return
-        if handle is None:
-            handle = self.new_handle(ctx, state)
-            getattr(ctx, operand.bank)[operand.index] = handle
-        else:
-            ctx.states.set(handle.id, state)
+            return []
+        if handle is not None:
+            return [item(*ctx.states.place(handle.id), state)]
+        handle, stores = self.handle_for(ctx, state)
+        return [*stores, item(getattr(ctx, operand.bank), operand.index, handle)]
 
     def state_of(self, ctx: Context, n: int) -> Any:
         """The state S register n names, None when it names none (for compiled code)."""
@@ -137,10 +136,14 @@ class Machine(StreamsView, ModelsView, SystemView):
 
     def set_state_of(self, ctx: Context, n: int, state: Any) -> None:
         """The new value of the state S register n names; an unwritten register gets a new handle."""
-        if ctx.S[n] is None:
-            ctx.S[n] = self.new_handle(ctx, state)
-        else:
-            ctx.states.set(ctx.S[n].id, state)
+        commit(self.storing_state_of(ctx, n, state))
+
+    def storing_state_of(self, ctx: Context, n: int, state: Any) -> list[Store]:
+        """The stores of `set_state_of`."""
+        if ctx.S[n] is not None:
+            return [item(*ctx.states.place(ctx.S[n].id), state)]
+        handle, stores = self.handle_for(ctx, state)
+        return [*stores, item(ctx.S, n, handle)]
 
     @property
     def stop(self) -> Any:
@@ -152,10 +155,15 @@ class Machine(StreamsView, ModelsView, SystemView):
         """Execution counts per instruction while profiling, else None."""
         return self.vm.interpreter.counts
 
-    def new_handle(self, ctx: Context, state: Any) -> Handle:
-        """Make `state` a state of the context.  Handle numbers are never used twice."""
+    def handle_for(self, ctx: Context, state: Any) -> tuple[Handle, list[Store]]:
+        """(a handle, the stores that make `state` a state of the context under it).  Numbers are never used twice."""
         handle = Handle(next(self._handles), getattr(state, "kind_name", type(state).__name__))
-        ctx.states.set(handle.id, state)
+        return handle, [item(*ctx.states.place(handle.id), state)]
+
+    def new_handle(self, ctx: Context, state: Any) -> Handle:
+        """Make `state` a state of the context at once."""
+        handle, stores = self.handle_for(ctx, state)
+        commit(stores)
         return handle
 
     def state(self, handle: Handle, what: type | None = None, said_as: str = "") -> Any:
@@ -173,6 +181,12 @@ class Machine(StreamsView, ModelsView, SystemView):
         return self.vm.image.constant(ins, self, self.vm.memory.weights)
 
     # -- memory -----------------------------------------------------------------------------------------------------
+    def arena_alloc(self, number: int, size: int, align: int) -> int:
+        """ARENA_ALLOC: the address."""
+        address, store = self.ctx.memory.arena_alloc(number, size, align)
+        self.stores.append(store)
+        return address
+
     def copy(self, dst: int, src: Any, offset: int, size: int) -> None:
         """MEMCPY: `size` bytes (-1: the rest of a tensor) of an address or tensor to an address."""
         memory = self.ctx.memory
@@ -208,7 +222,7 @@ class Machine(StreamsView, ModelsView, SystemView):
         snap.root = ctx.capture()
         for _, bank, number, value in stores:              # as the capture would have found it
             snap.root.R[number] = value.weakened()
-        commit([*stores, attribute(ctx, "newest_snapshot", snap.id), *store.keep(snap)])
+        self.stores += [*stores, attribute(ctx, "newest_snapshot", snap.id), *store.keep(snap)]
 
     def abort(self, handle: SnapshotHandle | None, resume: bool) -> int | None:
         """Put a snapshot's root back; None handle: nothing.  The pc to go on at when `resume`.  Everything is checked
@@ -218,13 +232,13 @@ class Machine(StreamsView, ModelsView, SystemView):
         snap, pcs = self.vm.snapshots.resolve(handle), self.vm.image.pcs
         if resume and snap.resume >= len(pcs):
             raise OperandError("the FORK was the last instruction; there is nothing to resume at")
-        self.ctx.restore(snap.root, more=[attribute(self.ctx, "newest_snapshot", snap.id)])
+        self.stores += [*self.ctx.restoring(snap.root), attribute(self.ctx, "newest_snapshot", snap.id)]
         return pcs[snap.resume] if resume else None
 
     def restore(self, handle: SnapshotHandle) -> None:
         """Memory and state of a snapshot; registers stay."""
         snap = self.vm.snapshots.resolve(handle)
-        self.ctx.restore(snap.root, registers=False, more=[attribute(self.ctx, "newest_snapshot", snap.id)])
+        self.stores += [*self.ctx.restoring(snap.root, False), attribute(self.ctx, "newest_snapshot", snap.id)]
 
     # -- contexts ---------------------------------------------------------------------------------------------------
     def fork_context(self, target: int, priority: str | None) -> ContextRef:
@@ -251,7 +265,7 @@ class Machine(StreamsView, ModelsView, SystemView):
         return child
 
     def _start(self, child: Context) -> ContextRef:
-        self.vm.scheduler.add(child, self.ctx.virtual_time)
+        self.stores += self.vm.scheduler.adding(child, self.ctx.virtual_time)
         self.ctx.leave = True                          # the scheduler decides who is next
         return ContextRef(child.id)
 
@@ -263,11 +277,11 @@ class Machine(StreamsView, ModelsView, SystemView):
         victim = self.find_context(ref)
         if victim is None:
             raise OperandError(f"context {ref.id} has already ended")
-        victim.status = KILLED
+        self.stores.append(attribute(victim, "status", KILLED))
         if victim is self.ctx:
             self.ctx.leave = True
         else:
-            self.vm.scheduler.remove(victim)
+            self.stores.append(self.vm.scheduler.removing(victim))
 
     def set_priority(self, ctx: Context, priority: int) -> None:
         ctx.priority = priority

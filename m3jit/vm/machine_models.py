@@ -7,6 +7,7 @@ import numpy as np
 
 from m3jit.errors import OperandError
 from m3jit.isa.types import U8, Tensor
+from m3jit.vm.commit import Store, attribute, item
 from m3jit.vm.context import Context
 from m3jit.vm.models import Model
 from m3jit.vm.values import ContextRef, Handle
@@ -25,18 +26,21 @@ class ModelsView:
     """The part of `Machine` that loads models."""
     vm: Any
     ctx: Context
+    stores: list[Store]
     _model_handles: dict[int, Handle]
 
     def load_model(self, reference: str, quant: str = "") -> Handle:
         """A new handle for a model; loading it again gives another handle of the same value."""
         state = ModelState(self.vm.load_model(reference, quant))
-        return self.new_handle(self.ctx, state)        # type: ignore[attr-defined]
+        handle, stores = self.handle_for(self.ctx, state)      # type: ignore[attr-defined]
+        self.stores += stores
+        return handle
 
     def unload_model(self, handle: Handle) -> None:
         self.model_of(handle)
-        self.ctx.states.delete(handle.id)
+        self.stores.append(item(*self.ctx.states.place(handle.id), None))
         if self.ctx.model == handle:
-            self.ctx.model = None
+            self.stores.append(attribute(self.ctx, "model", None))
 
     def model_of(self, handle: Handle | None) -> Model:
         """The model of a handle; None: the context's current one."""
@@ -65,8 +69,8 @@ class ModelsView:
         model = self.model_of(handle)
         target = self.ctx if context is None else self._live(context)
         if target is not self.ctx:
-            target.states.set(handle.id, ModelState(model))
-        target.model = handle
+            self.stores.append(item(*target.states.place(handle.id), ModelState(model)))
+        self.stores.append(attribute(target, "model", handle))
 
     def get_model(self, context: ContextRef | None) -> Handle:
         """The current model of a context, also as a state of the running one."""
@@ -74,7 +78,7 @@ class ModelsView:
         if source.model is None:
             raise OperandError(f"context {source.id} has no current model; SET_MODEL gives it one")
         if source is not self.ctx:
-            self.ctx.states.set(source.model.id, source.states.get(source.model.id))
+            self.stores.append(item(*self.ctx.states.place(source.model.id), source.states.get(source.model.id)))
         return source.model
 
     def _live(self, ref: ContextRef) -> Context:

@@ -9,7 +9,7 @@ from m3jit.isa.capabilities import SUPPORTED, Capability
 from m3jit.isa.fields import ABSENT
 from m3jit.isa.table import OPS
 from m3jit.isa.types import BF16, U8, Tensor
-from m3jit.vm import binding
+from m3jit.vm.commit import Store, item
 from m3jit.vm.context import Context
 from m3jit.vm.extensions import Extension, unpack
 from m3jit.vm.values import Handle, said
@@ -20,6 +20,7 @@ class SystemView:
     vm: Any
     ctx: Context
     instruction: Any
+    stores: list[Store]
     _extension_handles: dict[tuple[int, int], Handle]
     _windows: dict[tuple[int, str], tuple[int, int]]
 
@@ -53,7 +54,7 @@ class SystemView:
         if len(results) != len(dests):
             raise OperandError(f"extension {extension.name} gave {len(results)} results for {len(dests)} destinations")
         for reg, value in zip(dests, results):
-            binding.put(self.ctx, None if reg.index == ABSENT else reg, value)
+            self.write(None if reg.index == ABSENT else reg, value)      # type: ignore[attr-defined]
 
     def _call(self, extension: Extension, values: list[Any], immediate: bytes) -> tuple:
         state_handle = None
@@ -61,7 +62,7 @@ class SystemView:
             key = (extension.number, extension.version[0])
             state_handle = self._extension_handles.get(key)
             if state_handle is None:
-                state_handle = self.new_handle(self.ctx, ExtensionState(None))     # type: ignore[attr-defined]
+                state_handle, _ = self.handle_for(self.ctx, ExtensionState(None))     # type: ignore[attr-defined]
                 self._extension_handles[key] = state_handle
             held = self.ctx.states.get(state_handle.id)
             values = [held.value if held is not None else None, *values]
@@ -69,12 +70,20 @@ class SystemView:
             result = extension.function(*values, immediate=immediate)
             if extension.state:
                 result, new = result
-                self.ctx.states.set(state_handle.id, ExtensionState(new))
+                self.stores.append(item(*self.ctx.states.place(state_handle.id), ExtensionState(new)))
         except M3Error:
             raise
         except Exception as e:
             raise OperandError(f"extension {extension.name} failed: {type(e).__name__}: {e}") from e
         return result if isinstance(result, tuple) else () if result is None else (result,)
+
+    def set_extension_state(self, ctx: Any, key: tuple[int, int], value: Any) -> None:
+        """Give an extension (number, major version) that has a state this one, as if its last call had left it."""
+        handle = self._extension_handles.get(key)
+        if handle is None:
+            handle = self._extension_handles[key] = self.new_handle(ctx, ExtensionState(value))  # type: ignore[attr-defined]
+        else:
+            ctx.states.set(handle.id, ExtensionState(value))
 
     # -- capabilities -----------------------------------------------------------------------------------------------
     def capability(self, kind: str, number: int) -> int:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
 from m3jit.errors import OperandError
 from m3jit.isa.types import DType, Tensor
+from m3jit.vm.commit import Store, attribute, commit, item
 from m3jit.vm.persistent import PersistentMap
 
 PAGE_BITS = 12
@@ -86,28 +87,32 @@ class Pages:
         return sum(self.map.get(p) is None for p in range(first, last + 1)) if size else 0
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data)
-        at, size = 0, len(view)
-        while at < size:
-            start = (offset + at) & (PAGE - 1)
-            n = min(PAGE - start, size - at)
-            self._own((offset + at) >> PAGE_BITS).data[start:start + n] = view[at:at + n]
-            at += n
+        """Write bytes: all of them or none."""
+        view = memoryview(data).cast("B")
+        commit(self._places(offset, len(view), lambda at, n: view[at:at + n]))
 
     def fill(self, offset: int, byte: int, size: int) -> None:
-        at = 0
+        """`size` times the same byte: all of them or none."""
+        same = memoryview(bytes((byte,)) * min(size, PAGE))
+        commit(self._places(offset, size, lambda at, n: same[:n]))
+
+    def _places(self, offset: int, size: int, part: Callable[[int, int], memoryview]) -> list[Store]:
+        """The stores of a write, by pages, all made and owned; part(first, count) gives the bytes."""
+        out, at = [], 0
         while at < size:
             start = (offset + at) & (PAGE - 1)
             n = min(PAGE - start, size - at)
-            self._own((offset + at) >> PAGE_BITS).data[start:start + n] = bytes((byte,)) * n
+            there = memoryview(self._own((offset + at) >> PAGE_BITS).data)[start:start + n]
+            out.append(item(there, slice(None), part(at, n)))
             at += n
+        return out
 
     def _own(self, number: int) -> Page:
         page = self.map.get(number)
         if page is None:
             page = Page(self.map.token, bytearray(PAGE))
-            self.count += 1
-            self.map.set(number, page)
+            node, at = self.map.place(number)
+            commit((item(node, at, page), attribute(self, "count", self.count + 1)))
         elif page.token is not self.map.token:
             page = Page(self.map.token, bytearray(page.data))
             self.map.set(number, page)
@@ -265,8 +270,9 @@ class ContextMemory:
         return Tensor(dtype, shape, np.frombuffer(raw, dtype.numpy).reshape(shape))
 
     # -- arenas -----------------------------------------------------------------------------------------------------
-    def arena_alloc(self, number: int, size: int, align: int) -> int:
-        """Address of `size` fresh bytes of an arena.  OperandError: size 0, bad alignment, arena full."""
+    def arena_alloc(self, number: int, size: int, align: int) -> tuple[int, Store]:
+        """(address of `size` fresh bytes of an arena, the store that takes them).  OperandError: size 0, bad alignment,
+        arena full."""
         if not 0 <= number < ARENAS:
             raise OperandError(f"arena {number} is outside 0..{ARENAS - 1}")
         if size <= 0:
@@ -276,8 +282,7 @@ class ContextMemory:
         start = (self.arenas.get(number, 0) + align - 1) // align * align
         if start + size > ARENA_LIMIT:
             raise OperandError(f"arena {number} is full: {size} bytes after {start} pass the limit of {ARENA_LIMIT}")
-        self.arenas = {**self.arenas, number: start + size}
-        return ARENA << 60 | number << ARENA_SHIFT | start
+        return ARENA << 60 | number << ARENA_SHIFT | start, attribute(self, "arenas", {**self.arenas, number: start + size})
 
     def arena_reset(self, number: int) -> None:
         """Free every block of an arena."""

@@ -32,8 +32,7 @@ STOP, BUDGET, EXIT, RETIRED = map(int, (FrameWord.STOP, FrameWord.BUDGET, FrameW
 class Registers(Protocol):
     """A context as compiled code sees it.  Keys: see m3jit.ir.lift."""
     def get(self, key: Any) -> Any: ...
-    def write(self, way: Way, values: list[Any]) -> None: ...
-    def set(self, key: Any, value: Any) -> None: ...
+    def write(self, way: Way, values: list[Any], states: list[tuple[Any, Any]]) -> None: ...
 
 
 def type_of_value(key: Any, value: Any) -> Type | None:
@@ -263,10 +262,7 @@ class CompiledRegion:
         states: dict[Any, Any] = way.streams(numbers, held.commits)
         if held.cells is not None:
             states |= held.cells.leave(way.info.stores)
-        regs.write(way, values)
-        for k in self.region.function.states:            # in program order: new states get handles
-            if k in states:
-                regs.set(k, states[k])
+        regs.write(way, values, [(k, states[k]) for k in self.region.function.states if k in states])
 
     def _results(self, syms: dict[Sym, int], given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Arrays for the tensors the region leaves behind, by frame word.  MemoryError: there is no room for them."""

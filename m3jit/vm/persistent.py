@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
+from m3jit.vm.commit import attribute, commit
+
 BITS = 5
 WIDTH = 1 << BITS
 MASK = WIDTH - 1
@@ -41,18 +43,23 @@ class PersistentMap:
 
     def set(self, key: int, value: Any) -> None:
         """Store a value (not None)."""
+        node, at = self.place(key)
+        node[at] = value
+
+    def place(self, key: int) -> tuple[list, int]:
+        """(list, index) where the value of a key is stored: the way there is the map's own from now on, its content is
+        as before."""
         if key < 0:
             raise ValueError(f"key {key} is negative")
         while key >> BITS * self.height:
-            if self.root is not None:
-                self.root = [self.token, self.root] + [None] * (WIDTH - 1)
-            self.height += 1
+            root = None if self.root is None else [self.token, self.root] + [None] * (WIDTH - 1)
+            commit((attribute(self, "root", root), attribute(self, "height", self.height + 1)))
         node = self.root = self._own(self.root)
         for shift in range(BITS * (self.height - 1), 0, -BITS):
             at = 1 + (key >> shift & MASK)
             node[at] = child = self._own(node[at])
             node = child
-        node[1 + (key & MASK)] = value
+        return node, 1 + (key & MASK)
 
     def delete(self, key: int) -> None:
         """Remove a key if it is there (nodes stay)."""

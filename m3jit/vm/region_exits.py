@@ -1,6 +1,7 @@
 """Leaving a compiled region: what the registers hold after each of its exits."""
 from __future__ import annotations
 
+from operator import setitem
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -17,8 +18,8 @@ from m3jit.vm.region_streams import RegionStreams
 class Way:
     """One exit, its stores sorted by how the value is found.
 
-    keys: of everything but states, in the order of `values`.  general, others: (register, position among the values)
-    of general registers, (key, position) of what else is written."""
+    keys: of everything but states, in the order of `values`.  general: the general registers, with `places` among the
+    values, and `calls` (m3jit.vm.commit).  others: (key, place) of what else is written."""
 
     def __init__(self, info: ExitInfo, streams: RegionStreams):
         self.info = info
@@ -34,7 +35,9 @@ class Way:
         self.keys = [s.key for s in (*constants, *integers, *floats)]
         self.keys += [s.key for how in ("tensor", "input") for s in stores if s.how == how]
         places = [(key, i) for i, key in enumerate(self.keys)]
-        self.general = [(key[1], i) for key, i in places if _is_general(key) and key[1] != 255]
+        general = [(key[1], i) for key, i in places if _is_general(key) and key[1] != 255]
+        self.general, self.places = [n for n, _ in general], [i for _, i in general]
+        self.calls = [setitem] * len(general)
         self.others = [(key, i) for key, i in places if not _is_general(key)]
         self.lengths: dict[Any, tuple[tuple[int, ...], np.ndarray]] = {}       # state register -> layers, their words
         for key in dict.fromkeys(s.key[1] for s in kv):

@@ -40,6 +40,10 @@ class Scheduler:
     def remove(self, ctx: Context) -> None:
         self.contexts.pop(ctx.id, None)
 
+    def removing(self, ctx: Context) -> Store:
+        """The store of `remove`."""
+        return attribute(self, "contexts", {k: c for k, c in self.contexts.items() if c is not ctx})
+
     def enqueue(self, ctx: Context) -> None:
         """(Re)start the context's claim: its deadline is one quantum from its virtual time."""
         self._order += 1
