@@ -271,6 +271,7 @@ class Interpreter:
         try:
             if i in self.plain:
                 nxt = self.plain[i](ctx)
+                slow = ctx.retired != before           # slow ones count themselves
             else:
                 nxt = self.handlers[i](ctx)
                 slow = nxt == SLOW
@@ -281,7 +282,6 @@ class Interpreter:
             self._failed(ctx, i, e)
             return None
         ctx.retired = before + 1
-                slow = ctx.retired != before           # slow ones count themselves
         ctx.index = nxt if nxt >= 0 else -2 - nxt
         return nxt >= 0 if slow else nxt <= i
 

@@ -72,12 +72,12 @@ class Scheduler:
 
     def wake(self, ctx: Context) -> None:
         """End a wait; the context gets no credit for the time it slept."""
+        if self.woken is not None and ctx.waiting_for.external:
+            self.woken(ctx)
         ctx.status, ctx.waiting_for = READY, None
         others = [c.virtual_time for c in self.contexts.values() if c.status == READY and c is not ctx]
         ctx.virtual_time = max(ctx.virtual_time, min(others, default=0))
         self.enqueue(ctx)
-        if self.woken is not None and ctx.waiting_for.external:
-            self.woken(ctx)
 
     def pick(self) -> tuple[Context | None, int]:
         """(the context to run, instructions of its slice); None when none is ready."""
