@@ -191,7 +191,7 @@ class _Unit:
 class Engine:
     """Compiles for one target.  TargetError: the host cannot run the level.
 
-    counted: for tests of interrupts; every look at a stop word within a launch adds one to it (`runtime.look`)."""
+    counted: for tests of interrupts; every look at a stop word within a launch adds two to it (`runtime.look`)."""
 
     def __init__(self, target: CpuTarget | str = "native", cache: DiskCache | None = None, counted: bool = False):
         import llvmlite.binding as llvm

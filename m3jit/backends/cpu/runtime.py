@@ -102,8 +102,9 @@ define internal void @wake(ptr %word) nounwind noinline {{
 def look(word: str, counted: bool) -> str:
     """Right-hand side of the stop word's value; it is compared with URGENT.
 
-    counted: for tests; each look adds one to the word, so that a word that starts at URGENT - n stops at look n."""
-    return f"atomicrmw add ptr {word}, i32 1 monotonic" if counted else f"load atomic i32, ptr {word} monotonic, align 4"
+    counted: for tests; each look adds two to the word, so that a word that starts at URGENT - 2 n stops after n looks, and
+    is never what a loop head looks for before."""
+    return f"atomicrmw add ptr {word}, i32 2 monotonic" if counted else f"load atomic i32, ptr {word} monotonic, align 4"
 
 
 def _halt_functions(counted: bool) -> str:
