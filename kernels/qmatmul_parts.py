@@ -13,7 +13,9 @@ NIBBLE = 0x0F0F0F0F
 FEW = 4                                      # tiles x tokens up to which there are registers for more sums at once
 # Bytes the K-quant kernels ask for ahead of their loads.  One stream with this request runs at 0.9-0.95 of a plain read
 # loop; without it, or with two streams, the rate hangs on the order of instructions (Q4_K, Zen 5: 22-39 GB/s for one
-# and the same body at different places, read loop 41).  The 32-element formats gain nothing from it for one token.
+# and the same body at different places, read loop 41).  Every line of a block has to be asked for, those of the scales
+# too: with their 4 of 36 left out, Q4_K runs at 0.87 of the read loop instead of 0.97, Q5_K and Q3_K at 0.6 and 0.55
+# instead of 0.9.  The 32-element formats gain nothing from it for one token.
 AHEAD = 8192
 # What those ask for with tiles of MANY tokens: a tile of rows is read once for each tile of tokens, and memory would
 # rest meanwhile.  SmolLM2 Q4_1, Zen 5, 2 threads, tokens/s of 8 contexts and of a prompt: 1,757 and 4,200 without; with
