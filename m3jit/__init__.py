@@ -23,8 +23,10 @@ if TYPE_CHECKING:
                               UnsupportedError, UserError)
     from m3jit.api.embedding import Embedder, load_embedder
     from m3jit.api.extending import extension
-    from m3jit.api.conversation import ContextFull, Conversation
+    from m3jit.api.checkpoints import EverySentence, EveryToken, EveryTokens
+    from m3jit.api.conversation import Conversation
     from m3jit.api.generation import Generation, LanguageModel, load_model
+    from m3jit.api.session import ContextFull, Session
     from m3jit.frontend import (AssemblyError, ContainerError, LinkError, Program, assemble, assemble_file, disassemble,
                                 link, verify)
     from m3jit.isa.types import Tensor
@@ -40,8 +42,10 @@ _HOME = {
                      "Trap", "UnsupportedError", "UserError"),
     "m3jit.api.embedding": ("Embedder", "load_embedder"),
     "m3jit.api.extending": ("extension",),
-    "m3jit.api.conversation": ("ContextFull", "Conversation"),
+    "m3jit.api.checkpoints": ("EverySentence", "EveryToken", "EveryTokens"),
+    "m3jit.api.conversation": ("Conversation",),
     "m3jit.api.generation": ("Generation", "LanguageModel", "load_model"),
+    "m3jit.api.session": ("ContextFull", "Session"),
     "m3jit.frontend": ("AssemblyError", "ContainerError", "LinkError", "Program", "assemble", "assemble_file",
                        "disassemble", "link", "verify"),
     "m3jit.isa.types": ("Tensor",),
@@ -52,9 +56,9 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = ["AssemblyError", "Batch", "Builder", "BuilderError", "CompiledProgram", "ContainerError", "ContextFull",
-           "Conversation", "Deadlock", "Embedder", "Generation", "Grammar", "InternalError", "Interrupted",
-           "LanguageModel", "LimitError", "LinkError", "M3Error", "Program", "SinkClosed", "StreamError", "Tensor",
-           "Trap", "UnsupportedError", "UserError", "VM", "__version__", "assemble", "assemble_file", "compile",
+           "Conversation", "Deadlock", "Embedder", "EverySentence", "EveryToken", "EveryTokens", "Generation", "Grammar",
+           "InternalError", "Interrupted", "LanguageModel", "LimitError", "LinkError", "M3Error", "Program", "Session",
+           "SinkClosed", "StreamError", "Tensor", "Trap", "UnsupportedError", "UserError", "VM", "__version__", "assemble", "assemble_file", "compile",
            "disassemble", "extension", "link", "load", "load_embedder", "load_model", "verify"]
 
 

@@ -71,18 +71,24 @@ class Piece:
 class GeneratedText:
     """The consumer of one machine that runs a hosted program (m3jit.models.hosted).
 
-    `take_token` and `take_logprobs` are its sinks; `ready` collects the pieces; `finish` makes the last one."""
+    `take_token` and `take_logprobs` are its sinks; `ready` collects the pieces; `finish` makes the last one.  behind:
+    the last tokens of the prompt, where the text goes on in the middle of a character."""
 
-    def __init__(self, vm: Any, model: Any, prompt: Sequence[int], stops: Sequence[str], wanted: int):
+    def __init__(self, vm: Any, model: Any, prompt: Sequence[int], stops: Sequence[str], wanted: int,
+                 behind: Sequence[int] = ()):
         from m3jit.models.tokenizer import StreamDecoder
         self.vm, self._model, self._wanted = vm, model, wanted
-        self.prompt_tokens = len(prompt)
+        self.prompt_tokens, self.reused_tokens = len(prompt), 0         # of the prompt: not computed, but known
+        self.keeper: Any = None                         # takes states of the text (m3jit.api.prefixes)
         self.tokens: list[int] = []
+        self.random: list[int] = []                     # the random stream behind each token
         self.ready: deque[Piece] = deque()
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None
         self._decoder, self._stops = StreamDecoder(model.tokenizer), StopStrings(stops)
         self._noted: list[Any] = []
+        for token in behind:
+            self._decoder.feed(token)
 
     @property
     def usage(self) -> Usage:
@@ -96,6 +102,9 @@ class GeneratedText:
         """The sink TOKENS.  A stop string interrupts the machine before it computes another token."""
         token = int.from_bytes(item, "little", signed=True)
         self.tokens.append(token)
+        self.random.append(self.vm.main.rng)
+        if self.keeper is not None:
+            self.keeper.token(self.tokens)
         logprobs = None
         if self._noted:
             logprobs, self._noted = self._logprobs(token, *self._noted), []
@@ -132,4 +141,6 @@ class GeneratedText:
             reason = _REASONS[self.vm.get("rFinish")]
         rest = "" if found else self._stops.feed(self._decoder.flush()) + self._stops.flush()
         self.finish_reason = reason
+        if self.keeper is not None:
+            self.keeper.end(self.tokens, stopped=error is not None)
         self.ready.append(Piece(rest, finish_reason=reason))

@@ -13,17 +13,20 @@ import functools
 import math
 import os
 import threading
-from dataclasses import dataclass, replace
-from typing import Any, Iterator, Mapping, Sequence, Union
+from dataclasses import dataclass, fields, replace
+from typing import Any, Hashable, Iterator, Mapping, Sequence, Union
 
 import numpy as np
 
+from m3jit.api.checkpoints import Checkpoint
 from m3jit.api.generated import FinishReason, GeneratedText, Piece, Usage, fault
+from m3jit.api.prefixes import Keep, Keeper, begin_behind, unfinished
 from m3jit.api.stop_strings import check_stops
 from m3jit.errors import Interrupted, Trap, UserError, brief
 from m3jit.models import grammar as grammars
 from m3jit.models import hosted
 from m3jit.models.grammar import Grammar
+from m3jit.models.prefix_index import PrefixIndex
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.context import DEFAULT_SEED
@@ -31,6 +34,10 @@ from m3jit.vm.vm import VM
 
 Prompt = Union[str, Sequence[int], np.ndarray, Sequence[Mapping[str, Any]]]
 LARGEST = 2 ** 31 - 1
+PENALISED = 2.0                     # any penalty but 1: the program keeps the tokens so far; the penalty is in a register
+# Options of a program that do not change its states; chunks do not by the contract of determinism.
+UNSEEN_BY_STATES = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "chunk", "hosted",
+                    "conversation", "scoring"}
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,12 @@ class LanguageModel:
     """A model that generates text; made by `load_model`.  Its methods may be called from any thread."""
 
     def __init__(self, reference: str, models: Models, backend: str = "auto", threads: int | None = None,
-                 limit: int | None = None, chat_template: str | None = None, options: Options | None = None):
+                 limit: int | None = None, chat_template: str | None = None, options: Options | None = None,
+                 prefixes: PrefixIndex | None = None):
         _whole("context", limit, 1, LARGEST, optional=True)
         self.reference, self._models, self._backend, self._threads = reference, models, backend, threads
         self.limit, self._template_text, self._template_lock = limit, chat_template, threading.Lock()
-        self._options = options or Options()
+        self._options, self.prefixes = options or Options(), prefixes
         self.model = models.load(reference)
         if not self.model.generates:
             raise UserError(f"{self.model.path}: a model of architecture {self.model.architecture!r} gives vectors, "
@@ -176,14 +184,47 @@ class LanguageModel:
                             f"{', '.join(Settings.__dataclass_fields__)}") from None
         return Generation(self.start(self.prompt_tokens(prompt), asked))
 
-    def start(self, ids: Sequence[int], settings: Settings, **machine: Any) -> GeneratedText:
+    @functools.cached_property
+    def recurrent(self) -> bool:
+        """Whether it has states that cannot be cut at any token."""
+        return any(ins.op.name == "SSM_SCAN" for _, ins in self._program(1.0).instructions)
+
+    @functools.cached_property
+    def state_key(self) -> Hashable:
+        """What states depend on besides tokens: weights, adapters, and all options that change what is computed."""
+        given = {f.name: getattr(self._options, f.name) for f in fields(Options) if f.name not in UNSEEN_BY_STATES}
+        given["adapters"] = tuple((a.source.content_hash, a.scale) for a in self._options.adapters)
+        return self.model.file.content_hash, tuple(sorted(given.items()))
+
+    def start(self, ids: Sequence[int], settings: Settings, *, written: int = 0,
+              known: Checkpoint | None = None, keep: Keep | None = None, **machine: Any) -> GeneratedText:
         """A machine that is ready to run: its sinks are attached, its registers set.  Raises as `generate`.
 
-        machine: arguments of `m3jit.VM` besides."""
+        written: so many of the last ids are the beginning of the text itself; its grammar, and a character that they
+        leave unfinished, go on behind them.  known: states behind the first of these tokens (None: what the model's
+        prefix index has).  keep: gets states of the text, besides the index (`Keeper`).  machine: arguments of
+        `m3jit.VM` besides."""
         s, context, matcher = self.check(len(ids), settings)
-        vm = self.machine(self._program(float(s.repeat_penalty)), s, context, matcher, **machine)
-        text = GeneratedText(vm, self.model, ids, check_stops(s.stop), -1 if s.logprobs is None else int(s.logprobs))
+        begun = list(ids[len(ids) - written:])
+        if matcher is not None:
+            matcher = matcher.after_all(begun)
+        vm = self.machine(self._program(1.0 if s.repeat_penalty == 1 else PENALISED), s, context, matcher, **machine)
+        text = GeneratedText(vm, self.model, ids, check_stops(s.stop), -1 if s.logprobs is None else int(s.logprobs),
+                             behind=unfinished(self.model.tokenizer, begun))
         vm.set_sink("LOGPROBS", text.take_logprobs)
+        index = self.prefixes
+        if known is None and index is not None:
+            known = index.find(self.state_key, ids)
+        if known is not None:
+            begin_behind(vm, known)
+            text.reused_tokens = known.rows
+        if index is not None or keep is not None:
+            def kept(tokens: Sequence[int], found: Checkpoint) -> None:
+                if index is not None:
+                    index.add(self.state_key, tokens, found)
+                if keep is not None:
+                    keep(tokens, found)
+            text.keeper = Keeper(vm, ids, self.recurrent, kept)
         vm.push_input(np.array(ids, np.int64))
         return text
 
@@ -198,9 +239,11 @@ class LanguageModel:
                   "rTopK": int(min(s.top_k, self.vocabulary)), "rContext": context,
                   "rMaxTokens": LARGEST if s.max_tokens is None else int(s.max_tokens),
                   "rWanted": -1 if s.logprobs is None else int(s.logprobs), "rGuided": int(matcher is not None),
-                  "rStart": 0, "rMarks": 0}
+                  "rStart": 0, "rMarks": 0, "rMade": 0, "rToken": -1}
         for name in hosted.REGISTERS:
             vm.set(name, values[name])
+        if s.repeat_penalty != 1:
+            vm.set("rPenalty", float(s.repeat_penalty))
         return vm
 
     @functools.cached_property
@@ -276,6 +319,11 @@ class Generation:
         return self._generated.usage
 
     @property
+    def reused_tokens(self) -> int:
+        """Tokens of the prompt that were not computed: an earlier text began with them (`load_model`'s prefix_memory)."""
+        return self._generated.reused_tokens
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """Why it ended (see `Piece`)."""
         return self._generated.finish_reason
@@ -292,14 +340,16 @@ class Generation:
 
 
 def load_model(reference: str | os.PathLike = "default", *, backend: str = "auto", threads: int | None = None,
-               context: int | None = None, chat_template: str | None = None, options: Options | None = None
-               ) -> LanguageModel:
+               context: int | None = None, chat_template: str | None = None, options: Options | None = None,
+               prefix_memory: int = 0) -> LanguageModel:
     """A language model by the path of its file or the name it was obtained under; "default": the embedded one.
 
     backend, threads: as `m3jit.VM`; they never change what is generated.  context: positions a text may use (None: all
     the model has).  chat_template: jinja2 text in place of the model's own.  options: what its program is compiled with
-    besides (kv_type, adapters, chunk).  Raises UserError (no such model) or
+    besides (kv_type, adapters, chunk).  prefix_memory: bytes of states of texts that are kept, so that a text that begins
+    like one of them computes only what is new (0: none).  Raises UserError (no such model) or
     ModelFileError (it cannot be run)."""
-    model = LanguageModel(os.fspath(reference), Models(), backend, threads, context, chat_template, options)
+    prefixes = PrefixIndex(prefix_memory) if prefix_memory else None
+    model = LanguageModel(os.fspath(reference), Models(), backend, threads, context, chat_template, options, prefixes)
     model._program(1.0)                                # what is wrong with the file is said now
     return model

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -116,6 +116,13 @@ class Matcher:
                 raise self._given_up(following)
             raise OperandError(f"the grammar does not allow token {token} here: {_said(following)}")
         return Matcher(following, self._vocabulary, self._kind)
+
+    def after_all(self, tokens: Sequence[int]) -> "Matcher":
+        """The grammar behind several tokens.  Raises as `after`."""
+        now = self
+        for token in tokens:
+            now = now.after(token)
+        return now
 
     def mask(self) -> np.ndarray:
         """BOOL [vocabulary]: the tokens that may follow; a token that ends the text among them when it may end.

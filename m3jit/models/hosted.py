@@ -5,6 +5,8 @@ that one compiled program serves every request, and token ids instead of text fo
 
 Registers the host sets before the run: rTemp, rTopP, rMinP (floats), rTopK, rMaxTokens, rContext (positions that may be
 used), rWanted (log-probabilities: -1 none, else how many the host looks at), rGuided (1: a grammar masks the draw),
+rPenalty (a float; in programs that keep the tokens so far for it alone, `Options.repeat_penalty` other than 1),
+rMade (tokens of the text that are in the prompt already), rToken (the one drawn last, for the grammar; below 0: none),
 rStart and rMarks.  rStart: so many tokens at the beginning of the prompt have gone through the model already; the host
 has given the S registers their state (`VM.set_state`), and when they are all of the prompt, rLogits what follows them.
 rMarks 1: the program says after each chunk of the prompt how many tokens the state holds.
@@ -14,7 +16,8 @@ log-probability (8 bytes, a float), the `BEST` largest ones (F32) and their toke
 rFinish says at the end why the text ended.
 
 The program of a conversation (`Options.conversation`) does not end with a text: it hands out the negative of rFinish in
-place of a token and senses the next prompt, whose first token gets position rPos.  At the end of its input it halts.
+place of a token and waits for the next prompt, which holds everything from the beginning; the host puts rStart, rMade
+and rToken in place for it.  At the end of its input it halts.
 """
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ from m3jit.models import grammar
 
 BEST = 20                           # alternatives a program hands out for one token
 RUNNING, STOP, LENGTH, CONTEXT, INTERRUPTED = range(5)         # rFinish
-REGISTERS = ("rTemp", "rTopP", "rMinP", "rTopK", "rMaxTokens", "rContext", "rWanted", "rGuided", "rStart", "rMarks")
+REGISTERS = ("rTemp", "rTopP", "rMinP", "rTopK", "rMaxTokens", "rContext", "rWanted", "rGuided", "rStart", "rMarks",
+             "rMade", "rToken")
 
 Line = Callable[..., None]          # a program.Writer
 
@@ -35,11 +39,8 @@ def write_prompt(w: Line, seen: bool, conversation: bool = False) -> None:
     seen: keep the tokens so far in rSeen, for a repetition penalty."""
     w("main:")
     w("LOADI rModel, @model")
-    w(f"LOADI rFinish, {RUNNING}")
-    w("LOADI rToken, -1", "no token drawn yet")
     w("LOADI rMinus, -1.0")
     if conversation:
-        w("LOADI rPos, 0", "position of the next token")
         w()
         w("turn:")
     w("SENSE rPrompt, USER_INPUT TEXT MODEL=rModel", "token ids of the prompt")
@@ -47,23 +48,12 @@ def write_prompt(w: Line, seen: bool, conversation: bool = False) -> None:
     w("COMPARE rCount, 0")
     if conversation:
         w("IF_EQUAL goodbye", "nothing more is said")
-        w(f"LOADI rFinish, {RUNNING}")
-        w("LOADI rToken, -1", "no token drawn yet")
     else:
         w("IF_EQUAL stop", "an empty prompt generates nothing")
-    if seen and conversation:
-        w("COMPARE rPos, 0")
-        w("IF_EQUAL first")
-        w("CONCAT rPrompted, rSeen, rPrompt", "tokens so far")
-        w("MOV rSeen, rPrompted")
-        w("JUMP begin")
-        w("first:")
+    w(f"LOADI rFinish, {RUNNING}")
     if seen:
         w("MOV rSeen, rPrompt", "tokens so far")
-    if conversation:
-        w("begin:")
-    else:
-        w("LOADI rPos, 0", "position of the next token")
+    w("LOADI rPos, 0", "position of the next token")
     write_chunk(w, "rContext", steered=True)
 
 
@@ -72,7 +62,6 @@ def write_chunk(w: Line, context: str, steered: bool = False) -> None:
     are; beyond them the program goes on at `full`.  A token just drawn enters at `forward`, in rIds with rLen 1.
     steered: the first rStart tokens are skipped; when these are all, the program goes on at `sample`."""
     w("LOADI rNext, 0", "the one behind the chunk")
-    w("LOADI rMade, 0", "tokens generated")
     if steered:
         w("MOV rAt, rStart", "prompt tokens done: the states hold them")
         w("ADD rPos, rPos, rStart")
@@ -113,7 +102,7 @@ def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], voc
     w()
     w("sample:")
     history = ", rSeen" if penalty != 1.0 else ""
-    settings = "TEMP=rTemp TOP_K=rTopK TOP_P=rTopP MIN_P=rMinP" + (f" PENALTY={penalty!r}" if history else "")
+    settings = "TEMP=rTemp TOP_K=rTopK TOP_P=rTopP MIN_P=rMinP" + (" PENALTY=rPenalty" if history else "")
     w("COMPARE rGuided, 0")
     w("IF_EQUAL free")
     w("GRAMMAR rMask, rToken", "the tokens that may follow")

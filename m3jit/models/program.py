@@ -246,6 +246,7 @@ def _prompt(w: Writer) -> None:
     if o.repeat_penalty != 1.0:
         w("MOV rSeen, rPrompt", "tokens so far")
     w("LOADI rPos, 0", "position of the next token")
+    w("LOADI rMade, 0", "tokens generated")
     hosted.write_chunk(w, "CONTEXT")
 
 

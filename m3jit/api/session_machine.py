@@ -1,0 +1,98 @@
+"""The machine of a session: it is put to any state, and runs from there token by token."""
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from m3jit.api.checkpoints import Checkpoint
+from m3jit.models import grammar as grammars
+from m3jit.vm.sources import END, Source
+from m3jit.vm.vm import VM
+
+_GRAMMAR = (grammars.NUMBER, grammars.VERSION[0])
+
+
+class _Prompts(Source):
+    """The machine's USER_INPUT: one prompt at a time.  What was read is not read again after a rollback."""
+    name = "USER_INPUT"
+
+    def __init__(self, signal: Any):
+        self._signal, self._prompt, self._closed = signal, None, False
+
+    def push(self, prompt: np.ndarray) -> None:
+        with self._signal:
+            self._prompt = prompt
+            self._signal.notify()
+
+    def close(self) -> None:
+        with self._signal:
+            self._closed = True
+            self._signal.notify()
+
+    def read(self, position: int, count: int, blocking: bool) -> tuple[Any, int]:
+        with self._signal:
+            if self._prompt is None:
+                if self._closed:
+                    return END, position
+                self._signal.block(lambda: self._prompt is not None or self._closed, "the next prompt", True)
+            prompt, self._prompt = self._prompt, None
+            return prompt, position
+
+
+class SessionMachine:
+    """A machine with the program of `Options.conversation` (m3jit.models.hosted), which does not end with a text."""
+
+    def __init__(self, vm: VM):
+        self.vm = vm
+        self.seed: int = vm.main.rng                    # of the random stream, before the first draw
+        self._prompts = _Prompts(vm.signal)
+        vm.set_source("USER_INPUT", self._prompts)
+        self._tokens: Iterator[bytes] = vm.output("TOKENS")
+        self._beginning = vm.fork()
+        self._entered = 0
+
+    def enter(self, point: Checkpoint, tokens: Sequence[int], random: int, registers: Mapping[str, Any],
+              guided: tuple[grammars.Matcher, int] | None) -> None:
+        """Stand where `tokens` end, the first of them as `point` has them; the others are computed by the first `step`.
+
+        random: the state of the random stream.  guided: the grammar before the last token of the text, and that token."""
+        vm = self.vm
+        vm.abort(self._beginning, resume=True)
+        vm.main.interrupt = False
+        vm.main.rng = random
+        for name, state in point.states.items():
+            vm.set_state(name, state)
+        values = {**registers, "rStart": point.rows}
+        if point.rows == len(tokens):
+            values["rLogits"] = point.logits
+        if guided is not None:
+            vm.machine.set_extension_state(vm.main, _GRAMMAR, guided[0])
+            values["rToken"] = guided[1]
+        for name, value in values.items():
+            vm.set(name, value)
+        self._entered = point.rows
+        self._prompts.push(np.array(tokens, np.int64))
+
+    def step(self) -> bytes:
+        """The next token as the program writes it; a negative number at the end of a text.  Raises what the run raises."""
+        return next(self._tokens)
+
+    @property
+    def rows(self) -> int:
+        """Tokens that the states hold."""
+        rows = self.vm.get("rPos")
+        return self._entered if rows is None else rows
+
+    @property
+    def evaluated(self) -> int:
+        """Tokens that were computed since `enter`."""
+        return self.rows - self._entered
+
+    def here(self, logits: bool) -> Checkpoint:
+        """The states as they are; logits: with those of the token behind them."""
+        return Checkpoint(self.rows, self.vm.states(object), self.vm.get("rLogits") if logits else None)
+
+    def close(self) -> None:
+        """Let the program end."""
+        self._prompts.close()

@@ -1,0 +1,475 @@
+"""Sessions: going back, correcting and going on gives what was computed from the start, and computes only what is new."""
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from m3jit.api.checkpoints import EverySentence, EveryToken, EveryTokens, thinned
+from m3jit.api.generation import load_model
+from m3jit.api.session import ContextFull, Session
+from m3jit.errors import UserError
+from m3jit.models.grammar import Grammar
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import make_tiny_recurrent  # noqa: E402  (found through the path set above)
+
+PROMPT = "It is a truth universally acknowledged, that"
+SAMPLED = {"temperature": 0.9, "seed": 5, "repeat_penalty": 1.2}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("default", threads=1)
+
+
+@pytest.fixture(scope="module", params=["mamba/F32", "jamba/Q8_0"])
+def recurrent(request, tmp_path_factory):
+    """A model, and a seed with which its text goes on for 40 tokens."""
+    path = make_tiny_recurrent.build(tmp_path_factory.mktemp("recurrent"), request.param)
+    return load_model(path, threads=1), {"mamba/F32": 3, "jamba/Q8_0": 0}[request.param]
+
+
+def session(model, prompt=PROMPT, **more) -> Session:
+    return Session(model, prompt, **{"temperature": 0} | more)
+
+
+def run(session: Session, tokens: int | None = None) -> str:
+    return "".join(piece.text for piece in session.generate(tokens))
+
+
+# Going back.
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, SAMPLED], ids=["greedy", "sampled"])
+def test_back_and_on_without_a_change_gives_the_same_tokens(model, settings):
+    made = session(model, **settings)
+    said, tokens, first = run(made, 24), made.tokens, made.start
+    plain = model.generate(PROMPT, max_tokens=24, **settings)
+    assert plain.result() == said == made.text and tuple(plain.tokens) == tokens[made.start:]
+    for kept in (len(tokens) - 1, first + 7, first + 1, first, 3):
+        evaluated = made.evaluated
+        assert made.rollback(to_token=kept) == len(tokens) - kept and made.waiting <= 1
+        if kept < first:
+            made.inject(tokens[kept:first])
+            assert made.waiting == len(tokens[kept:first])
+        run(made, len(tokens) - len(made.tokens))
+        assert made.tokens == tokens and made.evaluated - evaluated <= len(tokens) - kept
+
+
+def test_a_correction_evaluates_what_is_injected_and_at_most_one_token_more(model):
+    made = session(model)
+    run(made, 20)
+    before, at = made.evaluated, made.start + 9
+    made.rollback(to_token=at)
+    made.inject(" a very fine day")
+    injected = len(made.tokens) - at
+    assert injected == made.waiting == len(model.model.tokenizer.encode(" a very fine day", add_bos=False))
+    next(made.generate())
+    assert made.evaluated - before == injected
+    fresh = model.generate(made.tokens[:at + injected], temperature=0, max_tokens=12)
+    run(made, 11)
+    assert fresh.result() == made.text[len(model.decode(made.tokens[made.start:at + injected])):]
+    made.rollback(to_token=at)                         # nothing injected: the token at the boundary
+    before = made.evaluated
+    next(made.generate())
+    assert made.evaluated - before == 1
+
+
+def test_after_the_end_of_what_was_drawn_the_last_token_is_still_to_compute(model):
+    made = session(model)
+    run(made, 6)
+    made.inject(" indeed")
+    assert made.waiting == len(made.tokens) - made.start - 6 + 1
+
+
+def test_to_text(model):
+    made = session(model)
+    said = run(made, 20)
+    word = said.split()[6]
+    at = said.index(word, said.index(said.split()[5]))
+    made.rollback(to_text=word, which=said[:at + len(word)].count(word))
+    assert made.text == said[:at]
+    made.inject("London")
+    assert made.text == said[:at] + "London"
+    run(made, 3)
+    assert made.text.startswith(said[:at] + "London")
+    made.undo()
+    assert made.text == said
+    made.rollback(after_text=said[:30])
+    assert made.text == said[:30] and made.undo() and made.text == said
+
+
+def test_a_place_inside_a_token_keeps_the_tokens_before_and_spells_the_rest(model):
+    made = session(model)
+    said = run(made, 16)
+    pieces = [model.model.tokenizer.decode_bytes(t).decode() for t in made.tokens[made.start:]]
+    long = next(i for i, piece in enumerate(pieces) if i > 3 and len(piece.strip()) > 3)
+    cut = len("".join(pieces[:long])) + 2
+    made.rollback(after_text=said[:cut])
+    assert made.tokens[made.start:] == tuple(made.tokens[made.start:made.start + long])
+    assert made.text == said[:cut] and len(made.tokens) == made.start + long
+    rest = model.model.tokenizer.encode(pieces[long][:2], add_bos=False)
+    assert made.waiting == len(rest)                   # generate() would inject what is left of the token
+    fork = made.fork()
+    next(fork.generate())
+    assert fork.tokens[fork.start + long:][:len(rest)] == tuple(rest) and fork.text.startswith(said[:cut])
+    made.inject("zz")
+    assert made.text == said[:cut] + "zz" and made.tokens[made.start + long:] == \
+        tuple(model.model.tokenizer.encode(pieces[long][:2] + "zz", add_bos=False))
+
+
+def test_places_in_characters_of_several_tokens(model):
+    made = session(model)
+    run(made, 3)
+    made.inject("naïve 😀 café")
+    whole = made.text
+    for text in ("ïve", "😀", "é", "ve"):
+        made.rollback(to_text=text)
+        assert made.text == whole[:whole.index(text)]
+        made.inject("ü")
+        assert made.text == whole[:whole.index(text)] + "ü"
+        assert made.undo() and made.text == whole
+    at = next(i for i in range(made.start, len(made.tokens))
+              if "�" in model.decode(made.tokens[made.start:i]))
+    made.rollback(to_token=at)                         # in the middle of a character
+    run(made, 4)
+    assert made.tokens[:at] and len(made.tokens) == at + 4
+
+
+def test_the_state_behind_a_rollback_is_that_of_a_fresh_machine(model):
+    """Keys and values of every layer, byte for byte."""
+    made = session(model)
+    run(made, 20)
+    made.rollback(to_token=made.start + 5)
+    made.inject(" the garden")
+    run(made, 4)
+    fresh = session(model, made.tokens[:-1])
+    run(fresh, 1)
+    ours, theirs = (s.machine.state("S0") for s in (made, fresh))
+    assert ours.lengths(tuple(ours.layers)) == theirs.lengths(tuple(theirs.layers))
+    for layer in ours.layers:
+        for a, b in zip(ours.rows(layer), theirs.rows(layer)):
+            assert a.tobytes() == b.tobytes()
+
+
+# Recurrent states.
+
+@pytest.mark.parametrize("policy", [None, EveryToken(), EveryTokens(5), EverySentence(), EveryTokens(100)])
+def test_recurrent_states_are_computed_again_from_a_checkpoint(recurrent, policy):
+    model, seed = recurrent
+    made = session(model, [5, 9, 3, 200, 17, 40, 6], checkpoints=policy, temperature=1.0, seed=seed)
+    run(made, 40)
+    tokens = made.tokens
+    n = policy.n if isinstance(policy, EveryTokens) else 1 if isinstance(policy, EveryToken) else 16 if policy is None \
+        else policy.most
+    assert len(tokens) > made.start + 20
+    for kept in (len(tokens) - 1, made.start + 13, made.start + 2, made.start):
+        made.rollback(to_token=kept)
+        assert 0 <= made.waiting <= n
+        run(made, len(tokens) - kept)
+        assert made.tokens == tokens
+    made.rollback(to_token=made.start + 8)
+    made.inject([9, 9])
+    assert 2 <= made.waiting <= 2 + n
+    run(made, 5)
+    fresh = session(model, made.tokens[:made.start + 10], temperature=1.0, seed=seed)
+    fresh._random[-1] = made._random[made.start + 9]
+    run(fresh, 5)
+    assert fresh.tokens == made.tokens
+
+
+def test_every_token_leaves_nothing_but_the_boundary_to_compute(recurrent):
+    model, seed = recurrent
+    made = session(model, [5, 9, 3, 200, 17, 40, 6], checkpoints=EveryToken(keep=None), temperature=1.0, seed=seed)
+    run(made, 30)
+    assert len(made.tokens) > made.start + 20
+    for kept in range(len(made.tokens) - 1, made.start, -1):
+        fork = made.fork()
+        fork.rollback(to_token=kept)
+        assert fork.waiting <= 1                       # 0: what followed it was known
+        fork.inject([7, 8, 9])
+        assert fork.waiting == 3
+    made.rollback(to_token=made.start)                 # what follows a prompt is kept as well
+    assert made.waiting == 0
+
+
+def test_thinning_keeps_a_bounded_number_and_the_newest():
+    points: list = []
+    for row in range(1000):
+        points = thinned([*points, row], 8)
+        assert len(points) <= 8 and points[-1] == row and points == sorted(points) and points[0] == 0
+    gaps = [b - a for a, b in zip(points, points[1:])]
+    assert gaps[-3:] == [1, 1, 1] and gaps[0] > gaps[-1]
+    assert thinned(list(range(50)), None) == list(range(50))
+
+
+def test_sentences():
+    policy = EverySentence(most=50)
+    assert all(policy.due(3, text) for text in (".", "!”", "? ", "\n", "end.)", "…"))
+    assert not any(policy.due(3, text) for text in (" and", ",", "3.5", "", "”"))
+    assert policy.due(50, "and")
+
+
+# Forks, undoing, snapshots.
+
+def test_a_fork_goes_its_own_way(model):
+    made = session(model, **SAMPLED)
+    run(made, 10)
+    tokens = made.tokens
+    fork = made.fork()
+    assert fork.tokens == tokens and fork.evaluated == 0 and fork.waiting == 1
+    made.rollback(to_token=made.start + 2)
+    made.inject(" never")
+    run(made, 12)
+    assert fork.tokens == tokens
+    run(fork, 12)
+    straight = session(model, **SAMPLED)
+    run(straight, 22)
+    assert fork.tokens == straight.tokens and fork.evaluated == 12
+    made.close()
+    assert run(fork.fork(), 3)
+    pages = [s.machine.state("S0").pages(0)[0] for s in (fork, made)]
+    long = session(model, "Emma was happy. " * 20)
+    run(long, 2)
+    shared = long.fork()
+    run(shared, 2)
+    assert pages and long.machine.state("S0").pages(0)[0] is shared.machine.state("S0").pages(0)[0]
+
+
+def test_undo_takes_a_correction_back(model):
+    made = session(model, **SAMPLED)
+    run(made, 12)
+    tokens = made.tokens
+    for number in range(3):
+        made.rollback(to_token=made.start + 4 + number)
+        made.inject(" one")
+        made.inject(" two")
+        run(made, 3 + number)
+    assert made.undo() and made.undo() and made.undo() and made.tokens == tokens and not made.undo()
+    run(made, 6)
+    straight = session(model, **SAMPLED)
+    run(straight, 18)
+    assert made.tokens == straight.tokens
+    made.inject(" x")
+    made.append(" And then")
+    assert not made.undo()                             # what is before a prompt stays
+
+
+def test_snapshots_of_a_session(model):
+    made = session(model, **SAMPLED)
+    run(made, 5)
+    there = made.snapshot()
+    first = run(made, 8)
+    made.restore(there)
+    assert made.tokens == there.tokens and run(made, 8) == first
+    fork = made.fork()
+    fork.restore(there)
+    assert run(fork, 8) == first
+    with pytest.raises(UserError, match="restore: what snapshot"):
+        made.restore(3)
+
+
+def test_a_loop_ends_when_the_session_changes(model):
+    made = session(model)
+    seen = 0
+    for piece in made.generate():
+        seen += 1
+        if seen == 5:
+            made.rollback(to_token=made.start + 3)
+            made.inject(" well")
+    assert seen == 5 and made.finish_reason is None
+    stopped = 0
+    for piece in made:
+        stopped += bool(piece.text)
+        if stopped == 3:
+            made.stop()
+    assert made.finish_reason == "cancelled" and run(made, 2)
+
+
+def test_prompts_that_follow(model):
+    made = session(model)
+    run(made, 8)
+    middle = len(made.tokens)
+    made.append(" Emma was")
+    assert made.start == len(made.tokens) > middle and made.text == ""
+    run(made, 8)
+    fresh = model.generate(made.tokens[:made.start], temperature=0, max_tokens=8)
+    assert fresh.result() == made.text
+    same = made.tokens[:middle] + made.tokens[made.start:made.start + 2]
+    before = made.evaluated
+    made.become(same)
+    assert made.waiting == 2 and made.text == "" and made.start == len(same)
+    run(made, 2)
+    assert made.evaluated - before == 3
+    assert made.rollback(to_token=2) == len(same) and made.start == 2 and made.text == ""
+
+
+# How a text ends.
+
+def test_ends(model):
+    made = session(model, max_tokens=6)
+    run(made)
+    assert made.finish_reason == "length" and run(made) == "" and made.finish_reason == "length"
+    made.rollback(to_token=made.start + 4)
+    run(made)
+    assert len(made.tokens) == made.start + 6 and made.finish_reason == "length"
+    small = session(model, context=len(model.encode(PROMPT)) + 5)
+    run(small)
+    assert small.finish_reason == "context" and len(small.tokens) <= small.context + 1
+    said = model.generate(PROMPT, temperature=0, max_tokens=20).result()
+    stop = said.split()[4]
+    stopping = session(model, stop=[stop])
+    assert run(stopping) == said[:said.index(stop)] and stopping.finish_reason == "stop"
+    assert run(stopping) == "" and stopping.finish_reason == "stop"
+
+
+def test_a_text_that_the_model_ends(model):
+    ends = model.model.tokenizer.ends
+    made = session(model, grammar=Grammar("regex", "(yes|no), maybe"))
+    said = run(made)
+    assert made.finish_reason == "stop" and said in ("yes, maybe", "no, maybe") and not set(made.tokens) & ends
+    assert run(made) == ""
+    made.rollback(to_text="maybe")
+    assert run(made) == "maybe" and made.text == said
+    with pytest.raises(UserError, match="inject: the grammar does not allow token"):
+        made.inject(" perhaps")
+    assert made.text == said and not made.undo() or made.text == said
+    made.rollback(to_token=made.start)
+    other = "no, " if said.startswith("yes") else "yes, "
+    made.inject(other)
+    assert run(made) == "maybe" and made.text == other + "maybe"
+
+
+def test_logprobs(model):
+    made = session(model, logprobs=2)
+    first = [piece for piece in made.generate(6) if piece.tokens]
+    made.rollback(to_token=made.start + 3)
+    again = [piece for piece in made.generate(3) if piece.tokens]
+    assert again == first[3:] and all(len(piece.logprobs.top) == 2 for piece in again)
+
+
+def test_a_machine_that_fails_is_replaced(model):
+    made = session(model)
+    run(made, 5)
+    tokens, machine = made.tokens, made.machine
+
+    def broken(item, blocking):
+        raise RuntimeError("no room")
+    machine.sinks["TOKENS"].write = broken
+    with pytest.raises(UserError, match="no room"):
+        run(made, 3)
+    assert made.machine is not machine and made.tokens == tokens
+    run(made, 3)
+    plain = model.generate(PROMPT, temperature=0, max_tokens=8)
+    assert plain.result() == made.text and tuple(plain.tokens) == made.tokens[made.start:]
+
+
+# What is refused.
+
+@pytest.mark.parametrize("text, words", [
+    ("", "the text is empty; generate\\(\\) goes on without one"),
+    ("a\ud83d", "character 1 of the text is half of a surrogate pair \\(U\\+D83D\\)"),
+    (5, "a text or token ids are expected, got int|a text, token ids or messages"), ([], "is empty; give at least one"),
+    ([10 ** 7], "token 10000000 is outside the vocabulary"), ("x " * 600, "the context holds 512; go back, shorten")])
+def test_text_that_cannot_be_injected(model, text, words):
+    made = session(model)
+    run(made, 4)
+    tokens = made.tokens
+    with pytest.raises(UserError, match=words):
+        made.inject(text)
+    assert made.tokens == tokens and not made.undo()
+    run(made, 2)
+    assert made.tokens[:-2] == tokens
+
+
+def test_control_tokens_in_an_injection_stay_text(model):
+    made = session(model)
+    run(made, 4)
+    made.inject("<|endoftext|>")
+    assert made.text.endswith("<|endoftext|>") and model.model.tokenizer.eos not in made.tokens[made.start:]
+    assert made.waiting > 2
+
+
+def test_places_that_are_not_there(model):
+    made = session(model)
+    said = run(made, 24)
+    tokens = made.tokens
+    for place, words in (({"to_token": -1}, "-1 is no token of the session; it has"),
+                         ({"to_token": len(tokens) + 1}, f"give 0 to {len(tokens)} \\(the text begins at {made.start}"),
+                         ({"to_token": True}, "True is no token"), ({"to_token": "a"}, "'a' is no token"),
+                         ({}, "give one of to_token, to_text and after_text"),
+                         ({"to_token": 3, "to_text": "a"}, "give one of"), ({"to_text": ""}, "a text of the answer"),
+                         ({"to_text": "xyzzy"}, "'xyzzy' is not in the text, which is '"),
+                         ({"to_text": "a"}, r"'a' is in the text \d+ times: 1: .*; 2: .*; give more of the text, or say"),
+                         ({"to_text": "a", "which": 99}, r"which: 99, but 'a' is in the text \d+ times; give 1 to"),
+                         ({"to_text": "a", "which": 0}, "which: 0, but"), ({"to_text": 3}, "a text of the answer")):
+        with pytest.raises(UserError, match=words):
+            made.rollback(**place)
+        assert made.tokens == tokens and made.text == said
+    assert not made.undo()
+    made.rollback(to_text="a", which=-1)
+    assert made.text == said[:said.rindex("a")]
+
+
+def test_an_empty_session(model):
+    made = Session(model)
+    with pytest.raises(UserError, match="the session is empty; append a prompt first"):
+        made.generate()
+    with pytest.raises(UserError, match="prompt: is empty"):
+        made.append([])
+    made.inject("Emma")                                # a text without a prompt
+    assert made.start == 0 and run(made, 3)
+    made.rollback(to_token=0)
+    with pytest.raises(UserError, match="the session is empty"):
+        made.generate()
+    with pytest.raises(UserError, match="no setting 'temperatur'; there are"):
+        Session(model, temperatur=1)
+    with pytest.raises(UserError, match="max_tokens: a whole number from 1"):
+        made.generate(0)
+    with pytest.raises(ContextFull, match="the session would have"):
+        made.append("x " * 600)
+    for wrong in (0, True, "3", 2.5):
+        with pytest.raises(UserError, match="n: a whole number from 1 is expected"):
+            EveryTokens(wrong)
+    with pytest.raises(UserError, match="keep: a whole number from 2 or None"):
+        EveryToken(keep=1)
+
+
+def test_a_closed_session(model):
+    with session(model) as made:
+        run(made, 2)
+    assert made.closed
+    for call in (made.fork, made.generate, made.undo, made.snapshot, lambda: made.rollback(to_token=0),
+                 lambda: made.inject("x"), lambda: made.append("x")):
+        with pytest.raises(UserError, match="the session is closed; fork it before closing it"):
+            call()
+    made.close()
+    assert made.text
+
+
+def test_a_session_that_generates_in_another_thread(model):
+    """What would change it is refused until it is stopped."""
+    made = session(model)
+    inside, go_on = threading.Event(), threading.Event()
+    write = made.machine.sinks["TOKENS"].write
+
+    def hold(item, blocking):
+        inside.set()
+        assert go_on.wait(60)
+        return write(item, blocking)
+    made.machine.sinks["TOKENS"].write = hold
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: said.append(run(made, 8)))
+    thread.start()
+    assert inside.wait(60)
+    for call in (made.fork, made.undo, lambda: made.rollback(to_token=0), lambda: made.inject("x"), made.close):
+        with pytest.raises(UserError, match="is generating in another thread: call stop"):
+            call()
+    made.stop()
+    go_on.set()
+    thread.join(60)
+    assert not thread.is_alive() and made.finish_reason == "cancelled" and made.text == said[0]
+    made.rollback(to_token=made.start)
