@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # A module may import from its own layer group and from those before it.
 LAYERS = [{"errors", "new_file", "paths"}, {"isa"}, {"ir"}, {"frontend", "kernels", "backends"}, {"vm"}, {"models"},
-          {"api"}, {"serve"}, {"cli", "__main__"}]
+          {"timetravel"}, {"api"}, {"serve"}, {"cli", "__main__"}]
 BASE_OF = {name: i for i, group in enumerate(LAYERS) for name in group}
 NATIVE = ("llvmlite", "numba", "pyopencl", "cuda", "tokenizers", "gguf")
 

@@ -22,6 +22,7 @@ EXIT_CODES = (
     (4, "a limit was reached: --max-steps, --timeout, memory"),
     (5, "deadlock: every context of the program waits"),
     (6, "a backend or this machine cannot do what was asked"),
+    (7, "a replayed run did not do what its log says"),
     (70, "a bug in m3jit"),
     (130, "interrupted (Ctrl-C)"),
     (141, "the reader of the output went away (a closed pipe)"),

@@ -96,6 +96,12 @@ def print_ir(vm: Any, name: str) -> None:
     compiler.compile = printing
 
 
+def command_line() -> str:
+    """What was typed, in one line."""
+    import shlex
+    return "m3jit " + shlex.join(sys.argv[1:])
+
+
 def value_text(value: Any) -> str:
     """A register's value in a line or a few."""
     if value is None:

@@ -58,11 +58,13 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     """
     from m3jit.cli import what as whats
     from m3jit.cli.machine import limit_memory
+    options.setdefault("record", None)                 # the log's file, of `m3jit record`
     limit = options["memory_limit"]
     limit_memory(limit)
     check_files(options["files"])
     found = whats.find(what)
-    keep_inputs(options["trace"], found.reference, *options["inputs"])
+    for output in (options["trace"], options["record"]):
+        keep_inputs(output, found.reference, *options["inputs"])
     models = whats.LazyModels()
     prompts: list[Any] = [os.fsencode(text).decode("utf-8", "replace") for text in options["prompts"]]
     if found.kind == "model":
@@ -112,6 +114,9 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
         language.check(len(ids), settings)
         program = models.models.program(model, found.reference, compiled)
         return _run(_machine(program, models, limit, options), program, [ids], options)
+    if options["record"] is not None:
+        raise UsageError(f"record: {', '.join(steered.given(options))} are decided outside the program, token by token; "
+                         "a log holds what a program does by itself. Leave them out")
     machine = {"max_steps": options["max_steps"], "timeout": options["timeout"], "profile": options["profile"]}
     generated = language.start(ids.tolist(), settings, **machine, **({"memory_limit": limit} if limit else {}))
     steering = steered.Steered(generated)
@@ -152,7 +157,10 @@ def _machine(program: Any, models: Any, limit: int | None, options: dict[str, An
     from m3jit.vm.context import DEFAULT_SEED
     from m3jit.vm.vm import VM
     seed = options["seed"]
-    more = {"memory_limit": limit} if limit else {}
+    more: dict[str, Any] = {"memory_limit": limit} if limit else {}
+    if options["record"] is not None:
+        from m3jit.timetravel.record import Recording
+        more["record"] = Recording(options["record"]).recorder
     return VM(program, options["backend"], options["threads"], options["max_steps"], timeout=options["timeout"],
               models=models, files=options["files"], profile=options["profile"],
               seed=DEFAULT_SEED if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63, **more)
@@ -173,7 +181,10 @@ def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, An
     observers = output.observe(vm, options)
     began = time.perf_counter()
     try:
-        vm.run()
+        if options["record"] is None:
+            vm.run()
+        else:
+            vm.recorder.log.run(vm, output.command_line())
     finally:
         observers.finish(time.perf_counter() - began)
     return 0

@@ -282,6 +282,8 @@ class Machine(StreamsView, ModelsView, SystemView):
             self.ctx.leave = True
         else:
             self.stores.append(self.vm.scheduler.removing(victim))
+            if victim is not self.vm.main:
+                self.stores.append(attribute(self.vm, "_retired_before", self.vm._retired_before + victim.retired))
 
     def set_priority(self, ctx: Context, priority: int) -> None:
         ctx.priority = priority

@@ -114,6 +114,7 @@ class Recorder:
         self.idle = self.log is None and self.tape is None
         self.waits = 0                                 # waits for the outside so far
         self.end: int | None = None                    # instructions of all contexts after which the recorded run ended
+        self.ended_by_itself = False                   # .. and whether nothing from outside did it
         self.wants_digest: Callable[[], bool] | None = None     # recording: asked before each output
         self.digest: Callable[[Context], str] | None = None
         self.verified = 0                              # outputs and digests that agreed
@@ -226,14 +227,14 @@ class Recorder:
         """A replay has come to an event that nothing of the run itself brings about: only a wait may begin here.
 
         `RecordEnds`: the recorded run was ended here from outside; `Divergence`: the context does something else."""
-        if self.exhausted:
+        if self.exhausted and not self.ended_by_itself:
             raise self.ended("the recorded run was ended here")
         before = ctx.retired
         self.vm.interpreter.run_exactly(ctx, 1)
-        if ctx.retired != before or ctx.trap is not None:
+        if ctx.retired != before:
             event = self.tape.peek()
-            raise self._diverged(ctx, f"goes on, where context {event.context if event else '?'} stopped waiting in "
-                                      f"the recorded run")
+            what = f"context {event.context} stopped waiting" if event is not None else "everything ended"
+            raise self._diverged(ctx, f"goes on, where {what} in the recorded run")
 
     def ended(self, why: str) -> "RecordEnds":
         """What is raised where the record has nothing more."""

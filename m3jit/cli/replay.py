@@ -1,0 +1,45 @@
+"""`m3jit replay`."""
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from m3jit.cli.options import Size
+from m3jit.cli.terminal import note
+
+
+@click.command(epilog="Standard output gets what the recorded run wrote there.")
+@click.argument("log")
+@click.argument("program", required=False)
+@click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As of `m3jit run`.")
+@click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--model", "moved", multiple=True, metavar="FILE",
+              help="A model that lies elsewhere now; it is known by its content. Repeated: several.")
+@click.option("--files", metavar="FOLDER", help="Write the files that the run wrote to this folder [they are not kept].")
+@click.option("--any-version", is_flag=True, help="Also logs that another version of m3jit wrote.")
+@click.option("--quiet", "-q", is_flag=True, help="Compare only; write nothing on standard output.")
+@click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory [three quarters of what is free].")
+def replay(log: str, program: str | None, moved: tuple[str, ...], quiet: bool, memory_limit: int | None,
+           **options: Any) -> int:
+    """Repeat the run in LOG and compare every output, and the state now and then, with what was recorded.
+
+    The run may use another backend and another number of threads. Exit code 7: it did something else than the log says;
+    where, and what was expected, is said. PROGRAM: refuse the log unless it is of this program.
+    """
+    from m3jit.cli import what
+    from m3jit.cli.machine import limit_memory
+    from m3jit.cli.run import check_files
+    from m3jit.timetravel.replay import Replay
+    limit_memory(memory_limit)
+    if options["files"] is not None:
+        check_files(options["files"])
+    given = what.open_program(what.find(program)) if program is not None else None
+    again = Replay(log, what.LazyModels(), options["backend"], options["threads"], given, options["files"],
+                   options["any_version"], moved, echo=not quiet)
+    report = again.run()
+    if report.error is not None and not report.torn:
+        note(f"the run ended with: {report.error}")
+    note(f"{log}: {'agrees as far as it goes; the recording was cut off' if report.torn else 'agrees'}: "
+         f"{report.events} events, {report.outputs} outputs and states compared, {report.instructions} instructions")
+    return 0

@@ -1,0 +1,240 @@
+"""The file of a recorded run.
+
+    magic "M3JITLOG", u32 format (all numbers little-endian); then records:
+    u8 kind, u8 0, u16 check, u32 length, u32 xxh32 of the payload; payload
+
+check is xxh32 of number, kind and length of the record, cut to 16 bits: it tells a damaged length from a file that ends
+early.  Kinds: 1 what was run (the first record, a `wire` dictionary), 2 events, 3 how it ended (the last record).  An event is
+its context, the instructions the context had completed since its event before, the number of its kind (0: a text follows)
+and a value.
+
+A recording that is killed leaves a file that ends early (`LogReader.torn`), which is readable up to its last whole
+record.  Records are written at least every `PERIOD` seconds.  Anything else that is wrong is a `LogError`.
+"""
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from typing import Any, BinaryIO, Iterator
+
+import xxhash
+
+from m3jit.errors import Interrupted, UserError
+from m3jit.timetravel.wire import Reader, WireError, put, put_bytes, put_int, put_varint
+from m3jit.vm.recording import Event
+
+MAGIC, FORMAT = b"M3JITLOG", 1
+HEAD, EVENTS, END = 1, 2, 3
+KINDS = ("", "clock", "time", "sense", "interrupt", "output", "failed", "block", "wake", "digest")
+CHUNK = 1 << 15                    # bytes of events that are written at once
+PERIOD = 0.05                      # seconds an event waits for others
+_RECORD = struct.Struct("<BBHII")
+
+
+class LogError(UserError):
+    """A file that is no log, or a damaged one."""
+
+
+class LogFailed(Interrupted):
+    """The log cannot be written: the run ends."""
+    exit_code = 1
+
+
+class LogWriter:
+    """Writes a log as the run goes on; `append` takes events.  `close` ends it with how the run ended.
+
+    LogFailed: the file cannot be written."""
+
+    def __init__(self, path: str, head: dict[str, Any]):
+        self.path, self.bytes = path, 0
+        self._records, self._last = 0, {}              # type: ignore[var-annotated]
+        self._buffer, self._lock, self._written = bytearray(), threading.Lock(), time.monotonic()
+        self._error: OSError | None = None
+        try:
+            self._file: BinaryIO = open(path, "wb", buffering=0)
+        except OSError as e:
+            raise UserError(f"{path}: cannot be written: {e.strerror or e}") from None
+        payload = bytearray()
+        put(payload, head)
+        self._write(MAGIC + struct.pack("<I", FORMAT))
+        self._record(HEAD, payload)
+        self._raise()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._flush_always, name="m3jit log", daemon=True)
+        self._thread.start()
+
+    def append(self, event: Event) -> None:
+        """Add an event."""
+        with self._lock:
+            out = self._buffer
+            put_varint(out, event.context)
+            put_int(out, event.retired - self._last.get(event.context, 0))
+            self._last[event.context] = event.retired
+            kind = KINDS.index(event.what) if event.what in KINDS else 0
+            out.append(kind)
+            if not kind:
+                put_bytes(out, event.what.encode())
+            put(out, event.value)
+            now = time.monotonic()
+            if len(out) >= CHUNK or now - self._written >= PERIOD:
+                self._flush(now)
+        self._raise()
+
+    def close(self, end: dict[str, Any]) -> None:
+        """Write how the run ended, and close the file."""
+        self._closed.set()
+        self._thread.join()
+        with self._lock:
+            self._flush(time.monotonic())
+            payload = bytearray()
+            put(payload, end)
+            self._record(END, payload)
+            try:
+                os.fsync(self._file.fileno())
+            except OSError:                            # a pipe or a device
+                pass
+            self._file.close()
+        self._raise()
+
+    def _flush_always(self) -> None:
+        while not self._closed.wait(2 * PERIOD):
+            with self._lock:
+                self._flush(time.monotonic())
+
+    def _flush(self, now: float) -> None:
+        self._written = now
+        if self._buffer:
+            self._record(EVENTS, self._buffer)
+            self._buffer = bytearray()
+
+    def _record(self, kind: int, payload: bytes | bytearray) -> None:
+        self._write(_RECORD.pack(kind, 0, _check(self._records, kind, len(payload)), len(payload),
+                                 xxhash.xxh32_intdigest(bytes(payload))) + payload)
+        self._records += 1
+
+    def _write(self, data: bytes) -> None:
+        if self._error is not None:
+            return
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view):]
+            self.bytes += len(data)
+        except OSError as e:
+            self._error = e
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise LogFailed(f"{self.path}: cannot be written: {self._error.strerror or self._error}; the run was stopped. "
+                            f"What was recorded before can be replayed")
+
+
+def _check(number: int, kind: int, length: int) -> int:
+    return xxhash.xxh32_intdigest(struct.pack("<QBI", number, kind, length)) & 0xFFFF
+
+
+class LogReader:
+    """Reads a log: `head` at once, `events` as they are asked for; then `end` (None: it has none) and `torn`.
+
+    LogError: no log, a newer format, or damage, with the place."""
+
+    def __init__(self, path: str):
+        self.path, self.torn, self.end = path, False, None            # type: ignore[var-annotated]
+        self._number, self._last = 0, {}               # type: ignore[var-annotated]
+        try:
+            self._file: BinaryIO = open(path, "rb")
+            self.size = os.fstat(self._file.fileno()).st_size
+            start = self._file.read(len(MAGIC) + 4)
+        except OSError as e:
+            raise LogError(f"{path}: {e.strerror or e}") from None
+        if start[:len(MAGIC)] != MAGIC[:len(start)] or not start:
+            raise LogError(f"{path}: is no log of a run; `m3jit record` makes one")
+        if len(start) < len(MAGIC) + 4:
+            raise LogError(f"{path}: ends in its first {len(start)} bytes; the recording was killed as it began")
+        version = struct.unpack("<I", start[len(MAGIC):])[0]
+        if version != FORMAT:
+            raise LogError(f"{path}: is a log of format {version}; this version of m3jit reads format {FORMAT}. "
+                           f"{'Update m3jit' if version > FORMAT else 'Record the run again'}")
+        found = self._next()
+        if found is None:
+            raise LogError(f"{path}: ends before it says what was run; the recording was killed as it began")
+        if found[0] != HEAD:
+            raise self._damaged("does not begin with what was run")
+        self.head: dict[str, Any] = self._decoded(found[1], dict)
+
+    def events(self) -> Iterator[Event]:
+        """All events in order."""
+        while (found := self._next()) is not None:
+            kind, payload = found
+            if kind == END:
+                self.end = self._decoded(payload, dict)
+                if self._file.read(1):
+                    raise self._damaged("goes on behind its end")
+                return
+            if kind != EVENTS:
+                raise self._damaged(f"holds a record of kind {kind} among the events")
+            reader = Reader(payload)
+            while reader.left:
+                try:
+                    event = self._event(reader)
+                except WireError as e:
+                    raise self._damaged(str(e)) from None
+                yield event
+
+    def _event(self, reader: Reader) -> Event:
+        context = reader.varint()
+        retired = self._last.get(context, 0) + reader.int()
+        kind = reader.take(1)[0]
+        if kind >= len(KINDS):
+            raise WireError(f"event kind {kind} is not known")
+        what = KINDS[kind] or reader.text()
+        if not 0 <= retired < 2 ** 63 or len(self._last) > 1 << 20:
+            raise WireError(f"{retired} instructions of context {context}")
+        self._last[context] = retired
+        value = reader.value()
+        if what == "wake" and not (isinstance(value, tuple) and len(value) == 2 and all(type(n) is int for n in value)) or \
+                what == "output" and type(value).__name__ != "Output" or what == "block" and not isinstance(value, str) or \
+                what == "failed" and type(value).__name__ != "Raised":
+            raise WireError(f"an event {what} with a value that is none")
+        return Event(context, retired, what, value)
+
+    def _decoded(self, payload: bytes, kind: type) -> Any:
+        reader = Reader(payload)
+        try:
+            value = reader.value()
+        except WireError as e:
+            raise self._damaged(str(e)) from None
+        if not isinstance(value, kind) or reader.left:
+            raise self._damaged("holds something else there")
+        return value
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """Kind and payload of the next record; None where the file ends (`torn`: inside a record, or without an end)."""
+        self.at = self._file.tell()
+        head = self._file.read(_RECORD.size)
+        if len(head) < _RECORD.size:
+            self.torn = True
+            return None
+        kind, _, check, length, digest = _RECORD.unpack(head)
+        if check != _check(self._number, kind, length):
+            raise self._damaged("is damaged")
+        if length > self.size - self._file.tell():
+            self.torn = True
+            return None
+        payload = self._file.read(length)
+        if len(payload) < length:                      # it shrank meanwhile
+            self.torn = True
+            return None
+        if xxhash.xxh32_intdigest(payload) != digest:
+            raise self._damaged("is damaged")
+        self._number += 1
+        return kind, payload
+
+    def _damaged(self, what: str) -> LogError:
+        return LogError(f"{self.path}: record {self._number} (byte {self.at}) {what}; the file was changed after it was "
+                        f"written. Copy it again, or record the run again")
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,282 @@
+"""Recorded runs repeat exactly, on other backends and threads; what differs is said, with its place."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from m3jit.errors import Divergence, Trap, UserError
+from m3jit.frontend.assembler import assemble
+from m3jit.timetravel.log_file import LogReader
+from m3jit.timetravel.record import Recording
+from m3jit.timetravel.replay import Replay
+from m3jit.vm.models import NO_MODELS
+from m3jit.vm.vm import VM
+
+CLOCKS = """
+    LOADI rN, 0
+again:
+    CYCLES_COUNT rT
+    SENSE rNow, TIME
+    STREAM rT, LINE
+    ADD rN, rN, 1
+    COMPARE rN, 20
+    IF_LESS again
+    SENSE rText, rStatus, USER_INPUT
+    STREAM rText
+    STREAM rStatus, LINE
+    HALT
+"""
+# Two contexts and a ring, one of them waiting for input while the other one works.
+CONTEXTS = """
+.data
+table: .f32 [1, 2, 3, 4]
+.text
+    FORK rChild, reader, GREEN
+    LOADI rN, 0
+work:
+    LOADI rX, @table
+    MUL rX, rX, rX
+    REDUCE rS, rX, SUM
+    GETELEM rS, rS
+    ADD rN, rN, 1
+    COMPARE rN, 6000
+    IF_LESS work
+    STREAM rN, LINE
+wait:
+    SENSE rItem, rStatus, RING, NAME="words"
+    STREAM rItem, LINE
+    COMPARE rStatus, 1
+    IF_NOT_EQUAL wait
+    HALT
+reader:
+    SENSE rText, rStatus, USER_INPUT
+    STREAM rText, LINE
+    STREAM rText, RING, TENSOR, NAME="words"
+    HALT
+"""
+
+
+def record(path: Path, source: str, inputs: tuple = (), every: int | None = 3, **options: Any) -> bytes:
+    """The log of a run at `path`; what the run wrote."""
+    wrote: list[str] = []
+    recording = Recording(str(path), every)
+    vm = VM(assemble(source, "prog.m3asm"), options.pop("backend", "interpreter"), record=recording.recorder, **options)
+    vm.set_sink("OUTPUT", wrote.append)
+    for item in inputs:
+        vm.push_input(item)
+    recording.run(vm)
+    return "".join(map(str, wrote)).encode()
+
+
+def replay(path: Path, **options: Any) -> tuple[Any, bytes]:
+    """(report, what it wrote)."""
+    wrote: list[str] = []
+    again = Replay(str(path), NO_MODELS, options.pop("backend", "interpreter"), **options)
+    again.vm.set_sink("OUTPUT", wrote.append)
+    return again.run(), "".join(map(str, wrote)).encode()
+
+
+@pytest.mark.parametrize("backend, threads", [("interpreter", None), ("cpu", 1), ("cpu", 2), ("auto", None)])
+def test_clocks_and_input_are_repeated(tmp_path, backend, threads):
+    wrote = record(tmp_path / "log", CLOCKS, ("good day",))
+    report, again = replay(tmp_path / "log", backend=backend, threads=threads)
+    assert again == wrote and b"good day" in again
+    assert report.outputs == 22 + 7 + 1 and report.error is None and not report.torn
+
+
+@pytest.mark.parametrize("recorded", ["interpreter", "cpu"])
+def test_contexts_take_their_turns_where_they_did(tmp_path, recorded):
+    """The input comes at an arbitrary moment; the order of everything is that of the recorded run."""
+    import threading
+    wrote: list[str] = []
+    recording = Recording(str(tmp_path / "log"), 1)
+    vm = VM(assemble(CONTEXTS, "prog.m3asm"), recorded, record=recording.recorder, wait_input=True)
+    begun = threading.Event()
+
+    def later():
+        begun.wait(60)
+        while vm.retired < 10_000:                 # the child waits by then, and its parent works
+            pass
+        vm.push_input("now")
+    vm.set_sink("OUTPUT", wrote.append)
+    thread = threading.Thread(target=later)
+    thread.start()
+    begun.set()
+    recording.run(vm)
+    thread.join()
+    events = [e.what for e in _events(tmp_path / "log")]
+    assert "block" in events and "wake" in events
+    for backend in ("interpreter", "cpu", "auto"):
+        report, again = replay(tmp_path / "log", backend=backend)
+        assert again == "".join(wrote).encode() and report.instructions == vm.retired
+
+
+def _events(path: Path) -> list:
+    return list(LogReader(str(path)).events())
+
+
+def test_rings_between_contexts_are_not_input(tmp_path):
+    """More items than a ring holds: the replay has to run both sides."""
+    source = """
+    FORK rC, squares, GREEN
+    LOADI rK, 0
+print:
+    SENSE rItem, rStatus, RING, NAME="squares"
+    STREAM rItem, LINE
+    ADD rK, rK, 1
+    COMPARE rK, 100
+    IF_LESS print
+    KILL_CONTEXT rC
+    HALT
+squares:
+    LOADI rN, 1
+more:
+    MUL rS, rN, rN
+    STREAM rS, RING, TENSOR, NAME="squares"
+    ADD rN, rN, 1
+    JUMP more
+"""
+    wrote = record(tmp_path / "log", source, ring_capacity=4)
+    assert "sense" not in {e.what for e in _events(tmp_path / "log")}
+    for backend in ("interpreter", "auto"):
+        assert replay(tmp_path / "log", backend=backend)[1] == wrote
+
+
+def test_a_run_that_traps_is_repeated(tmp_path):
+    source = "SENSE r1, FILE, NAME=\"gone.txt\"\nHALT"
+    with pytest.raises(Trap, match="gone.txt"):
+        record(tmp_path / "log", source, files=tmp_path)
+    report, _ = replay(tmp_path / "log")
+    assert isinstance(report.error, Trap) and "gone.txt" in str(report.error)
+
+
+def test_files_are_read_from_the_log(tmp_path):
+    (tmp_path / "data.txt").write_text("from a file")
+    source = "SENSE r1, FILE, NAME=\"data.txt\"\nSTREAM r1\nSTREAM r1, FILE, NAME=\"copy.txt\"\nHALT"
+    wrote = record(tmp_path / "log", source, files=tmp_path)
+    (tmp_path / "data.txt").unlink()
+    (tmp_path / "copy.txt").unlink()
+    assert replay(tmp_path / "log")[1] == wrote == b"from a file"
+    assert not (tmp_path / "copy.txt").exists()
+    out = tmp_path / "out"
+    out.mkdir()
+    replay(tmp_path / "log", files=str(out))
+    assert (out / "copy.txt").read_text() == "from a file"
+
+
+@pytest.mark.parametrize("stop", ["max_steps", "stopped"])
+def test_a_run_that_was_ended_from_outside_ends_at_the_same_instruction(tmp_path, stop):
+    source = "LOADI r1, 0\nloop: ADDI r1, r1, 1\nSTREAM r1, LINE\nJUMP loop"
+    recording = Recording(str(tmp_path / "log"), 5)
+    vm = VM(assemble(source, "prog.m3asm"), "interpreter", None, 1000 if stop == "max_steps" else None,
+            record=recording.recorder)
+    seen: list[str] = []
+
+    def take(item):
+        seen.append(item)
+        if stop == "stopped" and len(seen) == 50:
+            vm.stop()
+    vm.set_sink("OUTPUT", take)
+    with pytest.raises(UserError):
+        recording.run(vm)
+    report, again = replay(tmp_path / "log")
+    assert again == "".join(seen).encode() and report.instructions == vm.retired
+    assert type(report.error).__name__ == ("LimitError" if stop == "max_steps" else "NoneType")
+
+
+def test_a_recording_that_was_killed_is_repeated_as_far_as_it_came(tmp_path):
+    record(tmp_path / "log", CLOCKS, ("x",))
+    data = (tmp_path / "log").read_bytes()
+    whole = len(_events(tmp_path / "log"))
+    reader = LogReader(str(tmp_path / "log"))
+    list(reader.events())
+    ends = reader.at                                   # where the last record begins
+    (tmp_path / "torn").write_bytes(data[:ends + 3])
+    report, again = replay(tmp_path / "torn")
+    assert report.torn and report.events == whole and again.endswith(b"x1\n")
+    (tmp_path / "short").write_bytes(data[:-(len(data) - ends) - 5])
+    report, _ = replay(tmp_path / "short")
+    assert report.torn and report.events < whole
+
+
+def test_host_registers_and_seed_are_part_of_the_log(tmp_path):
+    source = "STREAM rX, LINE\nSTREAM rT, LINE\nHALT"
+    recording = Recording(str(tmp_path / "log"))
+    vm = VM(assemble(source, "prog.m3asm"), "interpreter", record=recording.recorder, seed=5)
+    vm.set("rX", 7)
+    vm.set("rT", "text")
+    vm.set_sink("OUTPUT", lambda item: None)
+    recording.run(vm)
+    assert replay(tmp_path / "log")[1] == b"7\ntext\n"
+
+
+# -- what is wrong is said -----------------------------------------------------------------------------------------------
+
+def test_the_first_difference_is_said_with_its_place(tmp_path):
+    record(tmp_path / "log", "LOADI r1, 1\nSTREAM r1, LINE\nLOADI r1, 2\nSTREAM r1, LINE\nHALT")
+    other = Replay(str(tmp_path / "log"), NO_MODELS, "interpreter")
+    other.vm.set_sink("OUTPUT", lambda item: None)
+    other.vm.image.program.__dict__                    # the copy in the log; make it write something else
+    other.vm.step(3)
+    other.vm.set("r1", 3)
+    with pytest.raises(Divergence, match=r"context 1 after 3 instructions \(prog.m3asm:4\) writes '3\\n' to OUTPUT; the log "
+                                         r"has '2\\n' to OUTPUT"):
+        other.run()
+
+
+def test_a_state_that_differs_is_noticed_before_an_output_does(tmp_path):
+    record(tmp_path / "log", "LOADI r1, 1\nSTREAM r1, LINE\nLOADI r2, 2\nSTREAM r1, LINE\nHALT", every=1)
+    other = Replay(str(tmp_path / "log"), NO_MODELS, "interpreter", echo=False)
+    other.vm.set("r9", 3)
+    with pytest.raises(Divergence, match="has the state .*; the log has .*: registers, states or memory differ"):
+        other.run()
+
+
+def test_another_program_is_refused(tmp_path):
+    record(tmp_path / "log", CLOCKS, ("x",))
+    with pytest.raises(UserError, match="is a log of another program than other.m3asm"):
+        Replay(str(tmp_path / "log"), NO_MODELS, program=assemble("HALT", "other.m3asm"))
+    Replay(str(tmp_path / "log"), NO_MODELS, program=assemble(CLOCKS, "prog.m3asm"))
+
+
+def test_another_version_is_refused_unless_asked_for(tmp_path, monkeypatch):
+    import m3jit
+    monkeypatch.setattr(m3jit, "__version__", "0.0.9")
+    record(tmp_path / "log", CLOCKS, ("x",))
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="was recorded by m3jit 0.0.9, this is .*--any-version"):
+        Replay(str(tmp_path / "log"), NO_MODELS)
+    assert replay(tmp_path / "log", any_version=True)[0].error is None
+
+
+def test_another_model_is_refused(tmp_path):
+    class Named:
+        name = "one"
+
+        def info(self, key):
+            return 5
+
+    class Provider:
+        model = Named()
+
+        def load(self, reference, quant=""):
+            return self.model
+    source = '.model m "m.gguf"\n.text\nLOADI r1, @m\nMODEL_QUERY r2, r1, "vocab"\nSTREAM r2, LINE\nHALT'
+    record(tmp_path / "log", source, models=Provider())
+    Replay(str(tmp_path / "log"), Provider(), echo=False).run()
+    other = Provider()
+    other.model = type("Other", (Named,), {"name": "two"})()
+    with pytest.raises(UserError, match="another model under the name 'm.gguf'.*--model"):
+        Replay(str(tmp_path / "log"), other)
+
+
+def test_a_log_that_belongs_to_other_inputs_diverges(tmp_path):
+    """Events of one run, head of another."""
+    record(tmp_path / "log", CLOCKS, ("x",))
+    other = Replay(str(tmp_path / "log"), NO_MODELS, "interpreter", echo=False)
+    other.vm.step(2)
+    other.vm.set("rN", 19)
+    with pytest.raises(Divergence, match="comes to sense, but event .* is clock of context 1"):
+        other.run()
