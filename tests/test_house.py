@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # A module may import from its own layer group and from those before it.
-LAYERS = [{"errors", "new_file", "paths"}, {"isa"}, {"ir"}, {"frontend", "kernels", "backends"}, {"vm"}, {"models"},
-          {"timetravel"}, {"api"}, {"serve"}, {"cli", "__main__"}]
+LAYERS = [{"errors", "new_file", "paths"}, {"isa"}, {"ir"}, {"frontend", "kernels", "backends"}, {"vm"}, {"durable"},
+          {"models"}, {"timetravel"}, {"api"}, {"serve"}, {"cli", "__main__"}]
 BASE_OF = {name: i for i, group in enumerate(LAYERS) for name in group}
 NATIVE = ("llvmlite", "numba", "pyopencl", "cuda", "tokenizers", "gguf")
 

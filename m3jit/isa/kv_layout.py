@@ -112,6 +112,21 @@ def read(data: np.ndarray, g: KVGeometry, dtype: DType, count: int) -> tuple[np.
     return keys, keys[..., :g.value_dim] if value_part is None else rows(value_part, g.value_dim, False)
 
 
+def rows_of(data: np.ndarray, g: KVGeometry, dtype: DType, count: int) -> np.ndarray:
+    """A copy of a page that has its first `count` rows and zeros behind them."""
+    out = np.zeros_like(data)
+    for new, old, dim, is_key in zip(_split(out, g, dtype), _split(data, g, dtype), (g.head_dim, g.value_dim), (True, False)):
+        if old is None:
+            continue
+        for view in (_numbers, _scales) if dtype.is_block else (_numbers,):
+            to, of = view(new, dtype, dim, is_key), view(old, dtype, dim, is_key)
+            if is_key:
+                to[:, :, :count] = of[:, :, :count]
+            else:
+                to[:, :count] = of[:, :count]
+    return out
+
+
 def encode(x: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.ndarray | None]:
     """f32 rows [.., dim] as stored: (numbers, scales or None)."""
     with np.errstate(all="ignore"):

@@ -52,6 +52,7 @@ class SourceModel:
         self._tensors: dict[str, Tensor] = {}
         self._token_bytes: dict[int, bytes] = {}
         self._tokenizer: Tokenizer | FolderTokenizer | None = None
+        self._hash: str | None = None
 
     @property
     def generates(self) -> bool:
@@ -96,6 +97,14 @@ class SourceModel:
         if known is None:
             known = self._token_bytes[token] = self.tokenizer.decode_bytes(token)
         return known
+
+    @property
+    def content_hash(self) -> str:
+        """What tells this model from others wherever its file lies: 32 hex digits (of a file all bytes are read once)."""
+        if self._hash is None:
+            whole = getattr(self.file, "full_hash", None)
+            self._hash = whole() if whole is not None else self.file.content_hash
+        return self._hash
 
     @property
     def context(self) -> int:

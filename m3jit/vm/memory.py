@@ -51,7 +51,7 @@ REGION_TABLE: tuple[TableEntry, ...] = tuple(
 
 class Page:
     """4 KiB and the token of the map that may write it in place."""
-    __slots__ = ("token", "data")
+    __slots__ = ("token", "data", "__weakref__")
 
     def __init__(self, token: Any, data: bytearray):
         self.token, self.data = token, data

@@ -1,0 +1,258 @@
+"""A machine's version on disk: every kind of state comes back, bit for bit, and goes on as if nothing had happened."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import m3jit
+from m3jit.durable import Store, StoreError
+from m3jit.durable.states import CODECS
+from m3jit.isa.fields import Reg
+from m3jit.isa.table import BY_NAME, Instruction
+from m3jit.vm.extensions import Extension, Registry
+from m3jit.vm.extensions import pack as pack_operands
+from tests.durable.programs import every_kind, state
+from tests.vm.programs import ins
+
+
+def saved(tmp_path: Any, vm: Any, **options: Any) -> Any:
+    with Store.open(tmp_path / "store") as store:
+        return store.commit(vm, "a", **options)
+
+
+def restored(tmp_path: Any, vm: Any, number: int | None = None) -> Any:
+    with Store.open(tmp_path / "store") as store:
+        return store.restore(vm, "a", number)
+
+
+@pytest.mark.parametrize("steps", [0, 9, 25, 40, 300])
+def test_every_kind_comes_back(tmp_path, steps):
+    vm = every_kind()
+    vm.step(steps)
+    before = state(vm)
+    saved(tmp_path, vm)
+    assert state(vm) == before
+    other = every_kind(rounds=9)
+    restored(tmp_path, other)
+    assert state(other) == before
+    assert other.main.index == vm.main.index and other.finished == vm.finished
+    for each in (vm, other):
+        each.run()
+    assert state(other) == state(vm)
+
+
+def test_the_program_has_every_codec():
+    vm = every_kind()
+    vm.run()
+    kinds = {type(s) for _, s in vm.main.states.items()}
+    assert {c.kind for c in CODECS if c.cls not in kinds} == {"model", "extension state"}     # they have tests below
+
+
+@pytest.mark.parametrize("backend", ["cpu", "interpreter"])
+def test_a_restored_version_goes_on_under_any_backend(tmp_path, backend):
+    straight = every_kind(rounds=80)
+    straight.run()
+    vm = every_kind(rounds=80, backend="cpu")
+    vm.step(700)
+    saved(tmp_path, vm)
+    other = every_kind(backend=backend)
+    restored(tmp_path, other)
+    other.run()
+    assert state(other) == state(straight)
+
+
+def test_snapshots_that_registers_hold_come_back_and_weak_ones_are_released(tmp_path):
+    vm = every_kind(rounds=2)
+    vm.run()
+    at_first = vm.get("rFirst").get()
+    saved(tmp_path, vm)
+    other = every_kind()
+    restored(tmp_path, other)
+    from m3jit.vm.digest import digest
+    assert digest(other.get("rFirst").get().root) == digest(at_first.root)
+    # the last snapshot's own registers name the first one, and itself
+    inside = other.get("rLast").get().root.R
+    names = {v.id: v.get() for v in inside if isinstance(v, type(other.get("rLast")))}
+    assert names[other.get("rLast").id] is other.get("rLast").get()
+    other.abort(other.get("rFirst"))
+    assert other.get("rN") == 0
+
+
+def test_snapshots_of_the_host_are_stored_when_given(tmp_path):
+    vm = every_kind()
+    vm.step(30)
+    point = vm.fork()
+    at = state(vm)
+    vm.run()
+    saved(tmp_path, vm, notes=["said", 3, None, True, 0.5, b"\0"], snapshots=[point])
+    other = every_kind()
+    back = restored(tmp_path, other)
+    assert back.notes == ["said", 3, None, True, 0.5, b"\0"]
+    other.abort(back.snapshots[0])
+    assert state(other) == at
+
+
+def test_only_new_pages_are_written(tmp_path):
+    vm = every_kind(rounds=60)
+    with Store.open(tmp_path / "store") as store:
+        vm.step(20 * 13)
+        first = store.commit(vm, "a").facts[2]
+        again = store.commit(vm, "a").facts[2]
+        vm.step(13)
+        later = store.commit(vm, "a").facts[2]
+    pages = sum(len(vm.state("S0").pages(layer)) for layer in (0, 1)) * vm.state("S0").page_bytes
+    assert first > pages * 0.4
+    assert again < first // 4 and later < first
+
+
+def test_restoring_into_a_machine_that_has_run_renumbers_its_handles(tmp_path):
+    source = """
+        LOADI rN, 1
+        COMPARE rWhich, 0
+        IF_EQUAL other
+        ATTN rA, rX, rX, rX, sFirst HEADS=2
+        ATTN rA, rX, rX, rX, sSecond HEADS=2
+        JUMP done
+    other:
+        ATTN rA, rX, rX, rX, sSecond HEADS=2
+        ATTN rA, rX, rX, rX, sFirst HEADS=2
+        ATTN rA, rX, rX, rX, sFirst HEADS=2
+    done:
+        HALT
+    """
+    program = m3jit.assemble(source)
+
+    def machine(which: int) -> Any:
+        vm = m3jit.VM(program, backend="interpreter")
+        vm.set("rX", np.ones((2, 8), np.float32))
+        vm.set("rWhich", which)
+        return vm
+    vm = machine(1)
+    vm.step(6)
+    saved(tmp_path, vm)
+    other = machine(0)
+    other.step(6)
+    restored(tmp_path, other)
+    assert other.state("sFirst").length(0) == 2 and other.state("sSecond").length(0) == 2
+    assert other.get("sFirst").id != vm.get("sFirst").id
+    assert other.machine.new_handle(other.main, other.state("sFirst")).id > other.get("sFirst").id
+
+
+def test_a_rolled_back_page_that_is_written_again_gets_its_own_block(tmp_path):
+    """A full page's name is kept while its rows are; after a rollback they may be others."""
+    source = "go:\nATTN rA, rX, rX, rX, sKV HEADS=1 CAUSAL\nJUMP go"
+    vm = m3jit.VM(m3jit.assemble(source), backend="interpreter")
+    vm.set("rX", np.zeros((1, 4), np.float32))
+    with Store.open(tmp_path / "store") as store:
+        vm.step(2 * 60)
+        point = vm.fork()
+        vm.step(2 * 4)
+        store.commit(vm, "a")                          # 64 rows: the page is full
+        vm.abort(point)
+        vm.set("rX", np.ones((1, 4), np.float32))
+        vm.step(2 * 4)
+        store.commit(vm, "a")
+        other = m3jit.VM(m3jit.assemble(source), backend="interpreter")
+        store.restore(other, "a")
+    assert state(other) == state(vm)
+    assert other.state("sKV").rows(0)[0][-1].tolist() == [1.0] * 4
+
+
+def test_another_program_is_refused(tmp_path):
+    vm = every_kind()
+    saved(tmp_path, vm)
+    other = m3jit.VM(m3jit.assemble("LOADI rX, 1\nHALT", "other.m3asm"))
+    with pytest.raises(StoreError, match=r"'a' version 1: was written by another program \(.*those of other.m3asm .*; "
+                                         r"restore it with the program that wrote it"):
+        restored(tmp_path, other)
+    assert other.registers == {}
+
+
+class Model:
+    """A model that is a name and a hash."""
+
+    def __init__(self, name: str, content_hash: str | None):
+        self.name = name
+        if content_hash is not None:
+            self.content_hash = content_hash
+
+    def tensor(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+def with_model(model: Model) -> Any:
+    class Provider:
+        def load(self, reference: str, quant: str = "") -> Model:
+            return model
+    vm = m3jit.VM(m3jit.assemble('.model m "m.gguf"\nLOADI rM, @m\nSET_MODEL rM\nLOADI rN, 1\nHALT'), models=Provider(),
+                  backend="interpreter")
+    vm.step(3)
+    return vm
+
+
+def test_a_model_is_named_by_its_content(tmp_path):
+    saved(tmp_path, with_model(Model("first", "ab" * 16)))
+    same = with_model(Model("moved", "ab" * 16))
+    restored(tmp_path, same)
+    assert same.machine.model_of(None).name == "moved"
+    with pytest.raises(StoreError, match=r"uses the model 'first' with the content hash (ab)+, which is not here "
+                                         r"\(m.gguf has the hash (cd)+\); run it with the model it was written with"):
+        restored(tmp_path, with_model(Model("m", "cd" * 16)))
+    with pytest.raises(StoreError, match="the model bare has no content hash"):
+        saved(tmp_path, with_model(Model("bare", None)))
+
+
+class Opaque:
+    """A state that is no plain value."""
+
+    def __init__(self, n: int):
+        self.n = n
+
+
+def counting(plain: bool, pack_state: Any = None, unpack_state: Any = None) -> Any:
+    """A machine with an extension that counts, in plain values or in an `Opaque`."""
+    def count(held: Any, *, immediate: bytes) -> Any:
+        n = 0 if held is None else held["n"] if plain else held.n
+        return n, {"n": n + 1, "seen": [np.arange(n), (0.5, None), b"x"]} if plain else Opaque(n + 1)
+    known = Registry()
+    known.add(Extension("COUNT", 77, (1, 0), count, True, pack_state, unpack_state))
+    tail = pack_operands((Reg(0, 1),), (), b"")
+    call = Instruction(BY_NAME["ESCAPE"], {"ext": 77, "flags": 0, "version": 1}, tail=tail, size=64)
+    return m3jit.VM([call, call, call, ins("HALT")], backend="interpreter", extensions=known)
+
+
+@pytest.mark.parametrize("plain, codec", [(True, ()), (False, (lambda held: [held.n], lambda tree: Opaque(*tree)))])
+def test_states_of_extensions(tmp_path, plain, codec):
+    vm = counting(plain, *codec)
+    vm.step(2)
+    saved(tmp_path, vm)
+    other = counting(plain, *codec)
+    restored(tmp_path, other)
+    other.run()
+    assert other.get("R1") == 2
+
+
+def test_an_extension_that_says_nothing_about_its_state(tmp_path):
+    vm = counting(False)
+    vm.step(2)
+    with pytest.raises(StoreError, match=r"cannot be stored: state #1: a Opaque; an extension's state is plain values, or "
+                                         r"the extension has `pack` and `unpack`"):
+        saved(tmp_path, vm)
+    vm = counting(False, lambda held: [held.n])
+    vm.step(2)
+    saved(tmp_path, vm)
+    with pytest.raises(StoreError, match="extension COUNT of this machine has no `unpack`"):
+        restored(tmp_path, counting(False))
+
+
+def test_what_has_no_form_on_a_disk_is_named(tmp_path):
+    vm = every_kind()
+    vm.step(40)
+
+    class Strange:
+        kind_name = "strange"
+    vm.set_state("S9", Strange())
+    with pytest.raises(StoreError, match=r"'a': cannot be stored: state #\d+, which S9 names: a strange has no codec"):
+        saved(tmp_path, vm)
