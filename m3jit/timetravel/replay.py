@@ -110,7 +110,11 @@ class Replay:
         self.recorder.digest = digest
         self._scratch = tempfile.TemporaryDirectory(prefix="m3jit-replay-") if files is None else None
         known = KnownModels(models, head["models"], path, moved)
-        self.vm = machine(head, recorded, known, self.recorder, backend, threads, files or self._scratch.name)
+        for reference in head["models"]:
+            known.load(reference)                      # another model is said before the run
+        if not moved:                                  # machines with one provider share what they compile
+            known = models
+        self.vm = machine(head, program or recorded, known, self.recorder, backend, threads, files or self._scratch.name)
 
     def _events(self) -> Iterator[Event]:
         yield from self.reader.events()
@@ -174,8 +178,6 @@ def machine(head: dict[str, Any], program: Program, models: Any, recorder: Recor
     vm = VM(program, backend, threads, head.get("max_steps"), models=models, files=files, wait_input=head["wait_input"],
             seed=head["seed"], snapshot_window=head["snapshot_window"], memory_limit=head["memory_limit"],
             tensor_limit=head.get("tensor_limit"), ring_capacity=head["ring_capacity"], record=recorder)
-    for reference in head["models"]:
-        vm.load_model(reference)                       # another model is said before the run
     for name, value in head["registers"].items():
         vm.set(name, value)
     return vm
