@@ -43,7 +43,7 @@ class Layout:
             shapes = [tuple(stored_shape(t, s)) for s in syms]
             firsts = np.cumsum([0, *(int(np.prod(shape, dtype=np.int64)) for shape in shapes)])
             parts: Any = list(zip(firsts.tolist(), firsts[1:].tolist(), shapes))
-            if len(set(shapes)) == 1:
+            if len(set(shapes)) == 1 and shapes[0]:    # elements of one dimension would be copies
                 parts = (n, *shapes[0])
             self.results.append((word, dtype, parts, int(firsts[-1]), firsts[:-1] * dtype.itemsize))
         self.words = [word for word, *_ in self.results]

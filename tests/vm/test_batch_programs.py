@@ -122,3 +122,15 @@ def straight(seed: int) -> int:
 def test_straight_programs_of_all_types():
     """Every kind of tensor instruction the generator draws, every dtype; shapes with 1 and odd numbers."""
     assert sum(straight(seed) for seed in range(8)) > 80
+
+
+def test_results_without_dimensions_are_each_machine_s_own():
+    code = m3jit.assemble("MUL rY, rX, rX\nREDUCE rSum, rY, SUM AXIS=0\nHALT")
+    made = [m3jit.VM(code, backend="cpu", threads=1) for _ in range(3)]
+    batch = Batch()
+    for i, vm in enumerate(made):
+        vm.set("rX", np.full(5, i + 1, np.float32))
+        batch.add(vm)
+    batch.run()
+    assert batch.stats["shared_entries"] == 3
+    assert [vm.get("rSum").numpy().tolist() for vm in made] == [5.0, 20.0, 45.0]
