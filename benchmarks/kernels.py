@@ -92,10 +92,14 @@ def attend(engine: Engine, g: attention.Geometry, keys: int, tokens: int, layers
     run, join, many = (engine.kernel(f(g))
                        for f in (attention.attn_blocks, attention.attn_combine, attention.attn_rows))
     past = keys - tokens
+    tables = [attention.leaf_tables((np.arange(pages) + layer * pages) * page, pool.nbytes + layer * 8 * pages)
+              for layer in range(layers)]
+    pool = np.concatenate([pool, *(leaves.view(np.uint8) for leaves, _ in tables)])
+    tops = [top for _, top in tables]
 
     def once() -> None:
         for layer in range(layers):
-            table = (np.arange(pages, dtype=np.int64) + layer * pages) * page
+            table = tops[layer]
             if tokens <= attention.FEW_TOKENS:
                 run([q, pool, table, partial, tokens, past, keys, attention.NO_WINDOW, 0.125], threads)
                 join([partial, out, tokens, past, keys, attention.NO_WINDOW], threads)

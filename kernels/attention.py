@@ -23,7 +23,7 @@ from typing import Sequence
 
 from m3jit.ir import scalar_math
 from m3jit.ir.loop import Buffer, Builder, Kernel, Value, Var
-from m3jit.kernels.attention_pages import BLOCK, Geometry, Pages, chunk_mask, kv_append  # noqa: F401
+from m3jit.kernels.attention_pages import BLOCK, Geometry, Pages, chunk_mask, kv_append, leaf_tables  # noqa: F401
 
 FEW_TOKENS = 1                               # up to this many query tokens, blocks are spread over groups
 HEADER = 16                                  # floats before a partial mix: m_b, l_b, unused

@@ -4,9 +4,9 @@ Pages hold 64 positions of one layer, laid out as `m3jit.isa.kv_layout` says: pe
 as [64][value_dim], in the stream's type, unless the values are shared: then V is the first value_dim rows of K, which
 every group turns round in its scratch, a block at a time.
 
-Stream kernels take `base` (any address) and `table` (i64 per page: byte offset of the page from base, so base 0 makes
-it a table of addresses).  Dense kernels have no table: page i stands at i * page_bytes; dense K and V are first packed
-by `kv_append` with dtype F32, past 0.
+Stream kernels take `base` (any address) and `table` (`m3jit.isa.kv_pages`): an i64 per leaf, its byte offset from base; a
+leaf has an i64 for each of up to FAN pages, likewise.  With base 0 they are addresses.  Dense kernels have no table:
+page i stands at i * page_bytes; dense K and V are first packed by `kv_append` with dtype F32, past 0.
 """
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import functools
 from dataclasses import dataclass
 from typing import Callable
 
+import numpy as np
+
 from m3jit.ir.loop import Buffer, Builder, Kernel, Value
 from m3jit.isa.kv_layout import BLOCK as SCALED
-from m3jit.isa.kv_layout import DTYPES, PAGE, KVGeometry, part_bytes, plain_bytes
+from m3jit.isa.kv_layout import DTYPES, FAN, PAGE, KVGeometry, part_bytes, plain_bytes
 from m3jit.isa.kv_layout import scales as scale_count
 from m3jit.kernels.quantize import quantized
 
@@ -96,7 +98,8 @@ class Pages:
     def keys(self, block: Value, kv_head: Value) -> Buffer:
         """K of a head in a page, [head_dim][64]."""
         g = self.g
-        at = block * g.page_bytes if self.table is None else self.b.load("i64", self.table, block)
+        at = block * g.page_bytes if self.table is None else \
+            self.b.load("i64", self.base.at(self.b.load("i64", self.table, block // FAN)), block % FAN)
         return self.base.at(at + kv_head * g.layout.head_bytes(DTYPES[g.dtype]))
 
     def scales(self, part: Buffer, dim: int) -> Buffer:
@@ -169,6 +172,11 @@ class Pages:
             b.store("f16", scales, n * BLOCK + slot if keys else slot * scale_count(dim) + n,
                     b.canonical_nan(top / 127.0))
         put(numbers[0] if len(numbers) == 1 else b.select(b.lane < SCALED, *numbers))
+
+
+def leaf_tables(offsets: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
+    """(leaves, top) of pages in one buffer with these byte offsets, for leaves that lie at byte `at` of that buffer."""
+    return offsets.astype(np.int64), at + 8 * FAN * np.arange(-(-len(offsets) // FAN), dtype=np.int64)
 
 
 def chunk_mask(b: Builder, dim: int, chunk: int) -> Value | None:

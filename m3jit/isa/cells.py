@@ -24,14 +24,11 @@ from typing import Mapping
 import numpy as np
 
 from m3jit.errors import OperandError
+from m3jit.isa import spare
 
 Key = tuple[int, str]                        # (layer, part)
 SCAN, WINDOW = "scan", "window"
 LANES = 16                                   # channels of a tile
-SPARE_BYTES = 256 << 20                      # memory of dead cells that is kept
-
-_spare: dict[int, list[np.ndarray]] = {}     # bytes -> free arrays; list operations are atomic
-_spared = 0                                  # bytes in them (an estimate when threads race)
 
 
 def stored_shape(part: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -61,35 +58,18 @@ def untiled(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 class Memory:
     """A block of f32 elements that holds one cell or several.  It is used again when it dies: nothing may keep a view of
     `data` longer."""
-    __slots__ = ("data", "address")
+    __slots__ = ("data", "address", "_block", "__weakref__")
 
-    def __init__(self, data: np.ndarray):
-        self.data, self.address = data, data.ctypes.data
+    def __init__(self, block: spare.Block):
+        self._block, self.data, self.address = block, block.data.view(np.float32), block.address
 
     def __del__(self):
-        global _spared
-        if _spared + self.data.nbytes <= SPARE_BYTES:
-            _spared += self.data.nbytes
-            _spare.setdefault(self.data.nbytes, []).append(self.data)
+        spare.give(self._block)
 
 
 def take(elements: int) -> Memory:
     """A block with arbitrary contents.  MemoryError when there is no room for it."""
-    global _spared
-    free = _spare.get(4 * elements)
-    if free:
-        try:
-            data = free.pop()
-            _spared -= data.nbytes
-            return Memory(data)
-        except IndexError:                   # another thread took the last one
-            pass
-    try:
-        raw = np.empty(elements + LANES, np.float32)
-        first = -raw.ctypes.data % 64 // 4               # whole cache lines
-        return Memory(raw[first:first + elements])
-    except (ValueError, OverflowError) as error:            # a size that no machine has
-        raise MemoryError(str(error)) from None
+    return Memory(spare.take(4 * elements))
 
 
 def elements_of(part: str, shape: tuple[int, ...]) -> int:

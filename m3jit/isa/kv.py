@@ -1,10 +1,9 @@
 """Key/value streams: the immutable values behind ATTN's state operand.
 
 A stream maps layer -> (pages, length).  A page is one NumPy array of PAGE = 64 positions of one layer; `kv_layout` says
-how rows lie in it.  Pages are shared between the values that have them in common, and are append-only: a *claim mark*
-per page says how many of its positions some value has taken.  A value that appends where its own length equals the mark
-writes in place (nobody can see the new positions); one that appends below the mark, or to the same place as a sibling,
-copies that one page first.  So a snapshot is a reference, and appending after a fork costs at most one page per layer.
+how rows lie in it, `kv_pages` how they are listed, shared and written.  A value that appends where no live value has rows
+writes in place (nobody can see the new positions); one that appends to the same place as a living sibling copies that
+one page first.  So a snapshot is a reference, and appending after a fork costs at most one page per layer.
 
 With keys and values of one width, in F16, BF16 or F32:
     K of head h, feature d, position p:  page[h * 2 * 64 * head_dim + d * 64 + p % 64]
@@ -14,79 +13,121 @@ The contents of positions at or beyond a value's length are unspecified (zero in
 """
 from __future__ import annotations
 
-import threading
 from typing import Mapping, Sequence
 
 import numpy as np
 
 from m3jit.errors import InternalError, OperandError
-from m3jit.isa.kv_layout import DTYPES, PAGE, KVGeometry, read, write
+from m3jit.isa import kv_pages
+from m3jit.isa.kv_layout import DTYPES, PAGE, KVGeometry, read, storage, write
+from m3jit.isa.kv_pages import NO_PAGES, Claim, Mark, Page, PageTable
 from m3jit.isa.types import F16, DType
-
-_claims = threading.Lock()          # guards every page's mark; held for a comparison and an assignment only
-
-
-class Page:
-    """64 positions of one layer.  `claimed`: positions 0 .. claimed-1 belong to some value."""
-    __slots__ = ("data", "address", "claimed", "__weakref__")
-
-    def __init__(self, data: np.ndarray, claimed: int = 0):
-        self.data, self.address, self.claimed = data, data.ctypes.data, claimed
-
-    def claim(self, start: int, stop: int) -> bool:
-        """Take positions start .. stop-1 for writing in place; False when another value has taken them."""
-        with _claims:
-            if self.claimed != start:
-                return False
-            self.claimed = stop
-            return True
 
 
 class Layer:
-    """Pages and length of one layer; immutable."""
-    __slots__ = ("pages", "length", "_table")
+    """Pages and length of one layer; immutable.
 
-    def __init__(self, pages: tuple[Page, ...] = (), length: int = 0, table: np.ndarray | None = None):
-        self.pages, self.length, self._table = pages, length, table
+    claim: of the rows in the last page that `length` reaches.  reserved: of the rows in the last page of all, where more
+    rows may be written than `length` says."""
+    __slots__ = ("pages", "length", "claim", "reserved")
+
+    def __init__(self, pages: PageTable = NO_PAGES, length: int = 0, claim: Claim | None = None,
+                 reserved: Claim | None = None):
+        self.pages, self.length, self.claim, self.reserved = pages, length, claim, reserved
 
     @property
-    def table(self) -> np.ndarray:
-        """Addresses of the pages, one int64 each."""
-        if self._table is None:
-            self._table = np.array([p.address for p in self.pages], np.int64)
-        return self._table
+    def room(self) -> int:
+        """Rows that this value may have: those it has and those reserved."""
+        if self.reserved is None:
+            return self.length
+        return (len(self.pages) - 1) * PAGE + self.reserved.stop
 
-    def at(self, length: int) -> "Layer":
-        """The same pages with another length."""
-        return Layer(self.pages, length, self._table)
+    def at(self, length: int, number: int) -> "Layer":
+        """The layer with another length.  OperandError, InternalError: no such rows (number: the layer's, for messages)."""
+        if not 0 <= length <= len(self.pages) * PAGE:
+            raise OperandError(f"layer {number} of the KV stream has pages for {len(self.pages) * PAGE} rows, "
+                               f"not {length}")
+        if length > self.room:
+            raise InternalError(f"rows up to {length} of layer {number} of the KV stream were not reserved")
+        count = -(-length // PAGE)
+        pages = self.pages if count == len(self.pages) else self.pages.spliced(count)
+        if not count:
+            return Layer()
+        stop = length - (count - 1) * PAGE
+        if self.reserved is not None and count == len(self.pages) and stop == self.reserved.stop:
+            return Layer(pages, length, self.reserved)
+        if length == self.length and self.reserved is None:
+            return Layer(pages, length, self.claim)
+        with kv_pages.lock:
+            return Layer(pages, length, pages[-1].mark.hold(stop))
 
 
 _EMPTY = Layer()
 
 
 class _Rank:
-    """Layers of one length as one thing: their last pages and the addresses of their page tables."""
-    __slots__ = ("layers", "pages", "count", "addresses")
+    """Layers of one length as one thing: their last pages, the mark these share, the addresses of their page tables."""
+    __slots__ = ("layers", "mark", "count", "addresses")
 
-    def __init__(self, layers: tuple[int, ...], pages: list[Page], count: int, addresses: np.ndarray):
-        self.layers, self.pages, self.count, self.addresses = layers, pages, count, addresses
+    def __init__(self, layers: tuple[int, ...], mark: Mark, count: int, addresses: np.ndarray):
+        self.layers, self.mark, self.count, self.addresses = layers, mark, count, addresses
 
-    def claim(self, first: int, stop: int) -> bool:
-        """Take positions first .. stop-1 of every last page; False (and nothing taken) unless all are free."""
-        with _claims:
-            for page in self.pages:
-                if page.claimed != first:
-                    return False
-            for page in self.pages:
-                page.claimed = stop
-        return True
+    def take(self, first: int, stop: int) -> Claim | None:
+        """Positions first .. stop-1 of every last page for writing; None unless all are free."""
+        with kv_pages.lock:
+            return None if self.mark.broken else self.mark.take(first, stop)
+
+
+class _Fresh:
+    """Makes the pages that an append adds: those at the same place in several layers share their mark and claim."""
+
+    def __init__(self, geometry: KVGeometry, dtype: DType):
+        self.nbytes, self.storage = geometry.page_bytes(dtype), storage(dtype)
+        self.marks: dict[tuple[int, int], tuple[Mark, Claim]] = {}
+
+    def mark(self, place: int, stop: int) -> tuple[Mark, Claim]:
+        found = self.marks.get((place, stop))
+        if found is None:
+            mark = Mark(0)
+            found = self.marks[place, stop] = mark, mark.take(0, stop)
+        return found
+
+    def page(self, place: int, stop: int, of: Page | None = None) -> tuple[Page, Claim]:
+        """A page whose first `stop` positions are claimed, zero or a copy.  MemoryError: no room."""
+        mark, claim = self.mark(place, stop)
+        page = Page.zeros(self.nbytes, self.storage, mark) if of is None else of.copied(mark)
+        mark.members += 1
+        return page, claim
+
+    def reserved(self, old: Layer, rows: int, claim: Claim | None) -> Layer:
+        """`old` with room for more rows.  claim: of their share of the last page, None where there is none or they are
+        another's: then that page is copied."""
+        start, stop = old.length, old.length + rows
+        used, pages, holds = -(-start // PAGE), [], []
+        keep, seal, last = used, old.claim, claim
+        if start % PAGE:
+            if claim is None:
+                page, last = self.page(used - 1, min(PAGE, stop - (used - 1) * PAGE), old.pages[used - 1])
+                pages, holds, keep, seal = [page], [last], used - 1, None
+            else:
+                seal = claim
+        while (keep + len(pages)) * PAGE < stop:
+            page, last = self.page(keep + len(pages), min(PAGE, stop - (keep + len(pages)) * PAGE))
+            pages.append(page)
+            holds.append(last)
+        if pages:
+            holds[-1] = None                   # of the last page it is the value's
+        if not pages and keep == len(old.pages):
+            return Layer(old.pages, start, old.claim, last)
+        return Layer(old.pages.spliced(keep, pages, holds, seal if pages and keep == used else None), start, old.claim,
+                     last)
 
 
 class KVStream:
     """A stream value.  Every method that changes something returns a new value; this one stays as it is.
 
     geometry: None until the first append fixes it.  dtype: storage of keys and values, one of `DTYPES`."""
-    __slots__ = ("geometry", "dtype", "_layers", "_rank", "_length", "__weakref__")
+    __slots__ = ("geometry", "dtype", "_layers", "_rank", "_length", "_claim", "_reserved", "__weakref__")
     kind_name = "KV stream"
 
     def __init__(self, geometry: KVGeometry | None = None, dtype: DType = F16,
@@ -97,29 +138,33 @@ class KVStream:
         self._layers: Mapping[int, Layer] = layers if layers is not None else {}
         self._rank: _Rank | None = None
         self._length = -1                      # of the rank's layers, where `_layers` has an older one; -1: it has none
+        self._claim: Claim | None = None       # of the rank's last rows, with `_length`
+        self._reserved: Claim | None = None    # of rows of the rank's last pages that may be written
 
     @property
     def layers(self) -> Mapping[int, Layer]:
         """Layer number -> pages and length."""
-        if self._length >= 0:
+        length = self._length                  # another thread may be here too
+        if length >= 0:
             layers = dict(self._layers)
             for number in self._rank.layers:
-                layers[number] = layers[number].at(self._length)
+                layers[number] = Layer(layers[number].pages, length, self._claim)
             self._layers, self._length = layers, -1
         return self._layers
 
     def _ranked(self, layers: tuple[int, ...]) -> tuple[_Rank, int] | None:
         """The layers as a rank, and their length, when they have one length that does not end with a page."""
         rank = self._rank
-        if self._length >= 0 and rank.layers is layers:
+        known = rank is not None and rank.layers is layers and not rank.mark.broken
+        if known and self._length >= 0:
             return rank, self._length
         found = [self.layers.get(number, _EMPTY) for number in layers]
         length, count = found[0].length, len(found[0].pages)
         if length // PAGE + 1 != count or any(f.length != length or len(f.pages) != count for f in found):
             return None
-        if rank is None or rank.layers is not layers:
-            rank = self._rank = _Rank(layers, [f.pages[-1] for f in found], count,
-                                      np.array([self.table_address(number) for number in layers], np.int64))
+        if not known:
+            rank = self._rank = _Rank(layers, kv_pages.common_mark([f.pages[-1] for f in found]), count,
+                                      np.array([f.pages.address for f in found], np.int64))
         return rank, length
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -143,22 +188,18 @@ class KVStream:
         get = self.layers.get
         return [get(layer, _EMPTY).length for layer in layers]
 
-    def pages(self, layer: int) -> tuple[Page, ...]:
+    def pages(self, layer: int) -> PageTable:
         return self.layers.get(layer, _EMPTY).pages
 
     def page_table(self, layer: int) -> np.ndarray:
         """Addresses of the layer's pages, one int64 each.  Valid while this value is alive."""
-        return self.layers.get(layer, _EMPTY).table
-
-    def table_address(self, layer: int) -> int:
-        """Address of `page_table(layer)`."""
-        return self.page_table(layer).__array_interface__["data"][0]
+        return self.pages(layer).addresses()
 
     def table_addresses(self, layers: tuple[int, ...]) -> np.ndarray:
-        """Addresses of the page tables of several layers, as int64.  Valid while this value is alive."""
+        """Addresses of the top tables of several layers, as int64.  Valid while this value is alive."""
         if self._rank is not None and self._rank.layers is layers:
             return self._rank.addresses
-        return np.array([self.table_address(layer) for layer in layers], np.int64)
+        return np.array([self.pages(layer).address for layer in layers], np.int64)
 
     def rows(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """(keys, values) as f32 [length, kv_heads * head_dim] and [length, kv_heads * value_dim], copied out."""
@@ -193,58 +234,61 @@ class KVStream:
         """A value with the same lengths whose pages can take `rows` more rows of a layer at their place: positions are
         claimed, a page another value may write is copied, missing pages are added (zero-filled).
 
-        Writers (a compiled region) then fill positions length .. length + rows - 1 through `page_table` and commit
-        with `with_lengths`.  A reservation that is never committed costs only memory."""
-        old = self.layers.get(layer, _EMPTY)
-        start, stop = old.length, old.length + rows
-        if self.geometry is None:
-            raise OperandError("a KV stream without geometry cannot be reserved; append or with_geometry first")
-        used, first = -(-start // PAGE), start % PAGE
-        claimed = not (rows and first) or old.pages[used - 1].claim(first, min(PAGE, first + rows))
-        if claimed and used == len(old.pages) and stop <= used * PAGE:
-            return self                        # everything is there and ours
-        pages = list(old.pages[:used])
-        if not claimed:
-            pages[-1] = Page(pages[-1].data.copy(), min(PAGE, first + rows))
-        while len(pages) * PAGE < stop:
-            pages.append(Page(self.geometry.new_page(self.dtype), min(PAGE, stop - len(pages) * PAGE)))
-        return self._replace(layer, Layer(tuple(pages), start))
+        Writers (a compiled region) then fill positions length .. length + rows - 1 and commit with `with_lengths`.  A
+        reservation that is given up lets its claims go.  MemoryError: nothing was done."""
+        return self._reserve_each((layer,), [rows])
 
     def reserve_all(self, layers: tuple[int, ...], rows: Sequence[int]) -> "KVStream":
         """`reserve` for several layers: rows[i] more of layers[i]."""
         n = rows[0]
-        if rows.count(n) == len(rows) and n:           # mostly the last pages have room, and nobody else took it
+        if n and rows.count(n) == len(rows):           # mostly the last pages have room, and nobody else took it
             ranked = self._ranked(layers)
             if ranked is not None:
                 first = ranked[1] % PAGE
-                if first and first + n <= PAGE and ranked[0].claim(first, first + n):
-                    return self
-        out = self
+                claim = ranked[0].take(first, first + n) if first and first + n <= PAGE else None
+                if claim is not None:
+                    return self._with(self._layers, self._length, self._claim, claim)
+        return self._reserve_each(layers, rows)
+
+    def _reserve_each(self, layers: Sequence[int], rows: Sequence[int]) -> "KVStream":
+        if self.geometry is None:
+            raise OperandError("a KV stream without geometry cannot be reserved; append or with_geometry first")
+        new, fresh, old = dict(self.layers), _Fresh(self.geometry, self.dtype), self.layers
+        by_place: dict[tuple[int, int], list[int]] = {}      # (positions taken in the last page, rows) -> layers
         for layer, n in zip(layers, rows):
-            out = out.reserve(layer, n)
+            if n:
+                by_place.setdefault((old.get(layer, _EMPTY).length % PAGE, n), []).append(layer)
+        for (first, n), group in by_place.items():
+            olds = [old.get(layer, _EMPTY) for layer in group]
+            claims = kv_pages.take_all([o.pages[o.length // PAGE] for o in olds], first, min(PAGE, first + n)) \
+                if first else [None] * len(group)
+            for layer, o, claim in zip(group, olds, claims):
+                new[layer] = fresh.reserved(o, n, claim)
+        return KVStream(self.geometry, self.dtype, new) if by_place else self
+
+    def _with(self, layers: Mapping[int, Layer], length: int, claim: Claim | None, reserved: Claim | None) -> "KVStream":
+        """A value with this one's rank."""
+        out = KVStream.__new__(KVStream)
+        out.geometry, out.dtype, out._layers, out._rank = self.geometry, self.dtype, layers, self._rank
+        out._length, out._claim, out._reserved = length, claim, reserved
         return out
 
     def with_all_lengths(self, layers: tuple[int, ...], rows: Sequence[int]) -> "KVStream":
         """`with_lengths`: rows[i] rows of layers[i]."""
-        n, rank = rows[0], self._rank
-        if rank is None or rank.layers is not layers or rows.count(n) != len(rows) or \
-                not (rank.count - 1) * PAGE < n <= rank.count * PAGE or rank.pages[0].claimed < (n - 1) % PAGE + 1:
+        n, rank, reserved = rows[0], self._rank, self._reserved
+        if reserved is None or rank.layers is not layers or rows.count(n) != len(rows) or \
+                n != (rank.count - 1) * PAGE + reserved.stop:
             return self.with_lengths(dict(zip(layers, rows)))
-        out = KVStream(self.geometry, self.dtype, self._layers)
-        out._rank, out._length = rank, n
-        return out
+        return self._with(self._layers, n, reserved, None)
 
     def with_lengths(self, lengths: Mapping[int, int]) -> "KVStream":
-        """The value with new row counts of some layers, which must lie within their pages."""
-        layers = dict(self.layers)
+        """The value with new row counts of some layers: fewer than it has, or rows that were reserved."""
+        layers, reserved = dict(self.layers), self._reserved
         for layer, n in lengths.items():
             old = layers.get(layer, _EMPTY)
-            if not 0 <= n <= len(old.pages) * PAGE:
-                raise OperandError(f"layer {layer} of the KV stream has pages for {len(old.pages) * PAGE} rows, "
-                                   f"not {n}")
-            if n > old.length and old.pages[(n - 1) // PAGE].claimed < (n - 1) % PAGE + 1:
-                raise InternalError(f"rows up to {n} of layer {layer} of the KV stream were not reserved")
-            layers[layer] = old.at(n)
+            if reserved is not None and layer in self._rank.layers:
+                old = Layer(old.pages, old.length, old.claim, reserved)
+            layers[layer] = old.at(n, layer)
         return KVStream(self.geometry, self.dtype, layers)
 
     def append(self, layer: int, k: np.ndarray, v: np.ndarray | None) -> "KVStream":
@@ -269,10 +313,7 @@ class KVStream:
         """Every layer keeps its first min(rows, length) rows; pages past the end are let go."""
         if length < 0:
             raise OperandError(f"a KV stream cannot be truncated to {length} rows")
-        layers = {}
-        for key, old in self.layers.items():
-            n = min(old.length, length)
-            layers[key] = Layer(old.pages[:-(-n // PAGE)], n)
+        layers = {key: old.at(min(old.length, length), key) for key, old in self.layers.items()}
         return KVStream(self.geometry, self.dtype, layers)
 
     def compress(self, sink: int, window: int) -> "KVStream":

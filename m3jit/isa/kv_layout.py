@@ -19,6 +19,7 @@ import numpy as np
 from m3jit.isa.types import BF16, F16, F32, Q8_0, DType
 
 PAGE = 64
+FAN = 128                           # pages of a leaf of a page table (m3jit.isa.kv_pages)
 BLOCK = 32                          # features that share a scale
 DTYPES = {"F16": F16, "BF16": BF16, "F32": F32, "Q8_0": Q8_0}
 _NAN = {"F16": np.uint16(0x7E00), "BF16": np.uint16(0x7FC0), "F32": np.uint32(0x7FC00000)}
@@ -53,14 +54,14 @@ class KVGeometry:
     def page_bytes(self, dtype: DType) -> int:
         return self.kv_heads * self.head_bytes(dtype)
 
-    def new_page(self, dtype: DType) -> np.ndarray:
-        """Zeros, in the type's own array (Q8_0: int8)."""
-        storage = np.dtype(np.int8) if dtype.is_block else dtype.numpy
-        return np.zeros(self.page_bytes(dtype) // storage.itemsize, storage)
-
     def __str__(self) -> str:
         values = "" if self.value_dim == self.head_dim else f" with values of {self.value_dim}"
         return f"{self.kv_heads} heads of {self.head_dim}{values}{' (part of the keys)' if self.shared else ''}"
+
+
+def storage(dtype: DType) -> np.dtype:
+    """Type of the array a page is seen as (Q8_0: int8)."""
+    return np.dtype(np.int8) if dtype.is_block else np.dtype(dtype.numpy)
 
 
 def _split(data: np.ndarray, g: KVGeometry, dtype: DType) -> tuple[np.ndarray, np.ndarray | None]:

@@ -203,11 +203,14 @@ def pages(rng: np.random.Generator, g: attention.Geometry, keys: int) -> list[np
     """Key/value pages of finite numbers in a shuffled pool, and their table.  (What attn_blocks leaves in `partial` is
     not visible to a program: with NaNs about, their payloads there may differ.)"""
     count, size = -(-keys // 64) + 1, g.page_bytes
-    pool = np.zeros(count * size, np.uint8)
+    end = -(-count * size // 8) * 8                       # of the pages; the leaves of their table lie behind them
+    pool = np.zeros(end + 8 * (count - 1), np.uint8)
     for i in range(count):                                # rows as a stream stores them
         rows = (floats(rng, 64, g.kv_heads, dim, special=False) for dim in (g.head_dim, g.value_dim))
         write(pool[i * size:(i + 1) * size], g.layout, KV_DTYPES[g.dtype], 0, *rows)
-    return [pool] if g.dense else [pool, (rng.permutation(count)[:count - 1] * size).astype(np.int64)]
+    leaves, top = attention.leaf_tables(rng.permutation(count)[:count - 1] * size, end)
+    pool[end:] = leaves.view(np.uint8)
+    return [pool] if g.dense else [pool, top]
 
 
 def _attention() -> Iterable[Case]:

@@ -81,12 +81,13 @@ def expected(q, k, v, g, past, keys, window, scale, cap):
 
 
 def filled_pages(rng, g, k, v):
-    """Pages in a shuffled pool, filled by kv_append in two steps; table of byte offsets."""
-    size, count = g.page_bytes, -(-len(k) // 64)
-    pool = rng.integers(0, 256, size * (count + 1), dtype=np.uint8)
-    pool[:] = 0x7E                                       # unused slots hold NaN: nothing may leak from them
-    table = (rng.permutation(count + 1)[:count] * size).astype(np.int64)
-    pages = [pool] if g.dense else [pool, table]
+    """Pages in a shuffled pool, filled by kv_append in two steps; the leaves of their table; its top, of byte offsets."""
+    count = -(-len(k) // 64)
+    used, room = g.page_bytes * (count + 1), -g.page_bytes * (count + 1) % 8
+    pool = np.full(used + room + 8 * count, 0x7E, np.uint8)      # unused slots hold NaN: nothing may leak from them
+    leaves, top = A.leaf_tables(rng.permutation(count + 1)[:count] * g.page_bytes, used + room)
+    pool[used + room:] = leaves.view(np.uint8)
+    pages = [pool] if g.dense else [pool, top]
     cut = len(k) // 3
     for lo, hi in ((0, cut), (cut, len(k))):
         rows = [k[lo:hi]] if g.shared else [k[lo:hi], v[lo:hi]]

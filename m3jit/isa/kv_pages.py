@@ -1,0 +1,223 @@
+"""Pages of key/value streams, the tables that list them, and who may write where.
+
+**Pages.**  64 positions of one layer (`kv_layout`).  The memory of a page that nobody holds any more is used again.
+
+**Tables.**  The pages of a layer are listed by a tree of two levels that is never changed: a top table with the address
+of every leaf, a leaf with the addresses of up to FAN pages.  Page i is entry i % FAN of leaf i // FAN; that is how
+kernels reach it.  A version that adds or replaces a page copies one leaf and the top table and shares the rest: at a
+million positions, 2 KiB.
+
+**Claims.**  Positions beyond the length of every live value are written in place, others never.  A `Claim` keeps
+positions 0 .. stop-1 of some pages: a value holds one for its last page, and a table one for each page that is not its
+last.  A `Mark` knows the claims of its pages, weakly: the furthest live one says where they are free.  So a rolled back
+value that is the only one left writes where its successors have been, without a copy; and while one of them lives, in a
+snapshot, say, its rows are safe.  Pages that grow together (the last pages of a model's layers) share a mark, so that
+taking a position of all layers is one step.
+"""
+from __future__ import annotations
+
+import threading
+import weakref
+from array import array
+from typing import Iterator, Sequence
+
+import numpy as np
+
+from m3jit.isa import spare
+from m3jit.isa.kv_layout import FAN, PAGE
+
+lock = threading.Lock()             # guards every mark; held for short list operations only
+_TIDY = 16                          # marks forget dead claims among live ones when they have this many, or twice as many
+
+
+class Claim:
+    """Keeps positions 0 .. stop-1 of the pages of a mark while it is alive."""
+    __slots__ = ("stop", "__weakref__")
+
+    def __init__(self, stop: int):
+        self.stop = stop
+
+
+class Mark:
+    """The claims of `members` pages.  Every method wants `lock`.
+
+    broken: a page has left for a mark of its own."""
+    __slots__ = ("claims", "members", "broken", "_tidy")
+
+    def __init__(self, members: int = 1):
+        self.claims: list[tuple[int, weakref.ref]] = []            # (stop, claim), by stop
+        self.members, self.broken, self._tidy = members, False, _TIDY
+
+    def position(self) -> int:
+        """The first position that nobody holds."""
+        claims = self.claims
+        while claims:
+            stop, claim = claims[-1]
+            if claim() is not None:
+                return stop
+            claims.pop()
+        return 0
+
+    def take(self, first: int, stop: int) -> Claim | None:
+        """Positions first .. stop-1 for writing; None when another value has taken some of them."""
+        if self.position() != first:
+            return None
+        claim = Claim(stop)
+        claims = self.claims
+        claims.append((stop, weakref.ref(claim)))
+        if len(claims) > self._tidy:
+            self.claims = [c for c in claims if c[1]() is not None]
+            self._tidy = max(_TIDY, 2 * len(self.claims))
+        return claim
+
+    def hold(self, stop: int) -> Claim:
+        """A claim of positions 0 .. stop-1 for a value that has them already."""
+        at = len(self.claims)
+        while at and self.claims[at - 1][0] >= stop:
+            at -= 1
+            found = self.claims[at][1]() if self.claims[at][0] == stop else None
+            if found is not None:
+                return found
+        claim = Claim(stop)
+        self.claims.insert(at, (stop, weakref.ref(claim)))
+        return claim
+
+    def copy(self) -> Mark:
+        """The same claims for a page that leaves."""
+        other = Mark()
+        other.claims = list(self.claims)
+        self.broken = True
+        return other
+
+
+class Page:
+    """64 positions of one layer.  Nothing may keep a view of `data` longer than the page."""
+    __slots__ = ("address", "mark", "_block", "_storage", "__weakref__")
+
+    def __init__(self, block: spare.Block, storage: np.dtype, mark: Mark):
+        self._block, self.address, self._storage, self.mark = block, block.address, storage, mark
+
+    @classmethod
+    def zeros(cls, nbytes: int, storage: np.dtype, mark: Mark) -> Page:
+        """A new page."""
+        block = spare.take(nbytes)
+        block.data.fill(0)
+        return cls(block, storage, mark)
+
+    def copied(self, mark: Mark) -> Page:
+        """A page with the same contents."""
+        block = spare.take(self._block.data.nbytes)
+        block.data[:] = self._block.data
+        return Page(block, self._storage, mark)
+
+    @property
+    def data(self) -> np.ndarray:
+        """The numbers, one-dimensional."""
+        return self._block.data.view(self._storage)
+
+    @property
+    def claimed(self) -> int:
+        """Positions that live values hold."""
+        with lock:
+            return self.mark.position()
+
+    def __del__(self) -> None:
+        spare.give(self._block)
+
+
+def take_all(pages: Sequence[Page], first: int, stop: int) -> list[Claim | None]:
+    """`Mark.take` for the last pages of several layers: one claim for pages that share a mark."""
+    with lock:
+        sharing: dict[Mark, int] = {}
+        for page in pages:
+            sharing[page.mark] = sharing.get(page.mark, 0) + 1
+        together = {mark: mark.take(first, stop) for mark, count in sharing.items() if count == mark.members}
+        out = []
+        for page in pages:
+            if page.mark not in together:            # others that are not appended to now share it
+                page.mark = page.mark.copy()
+                out.append(page.mark.take(first, stop))
+            else:
+                out.append(together[page.mark])
+        return out
+
+
+def common_mark(pages: Sequence[Page]) -> Mark:
+    """The mark of these pages as one: theirs where they have one, else a new one with the claims of all."""
+    with lock:
+        mark = pages[0].mark
+        if mark.members == len(pages) and not mark.broken and all(page.mark is mark for page in pages):
+            return mark
+        old = {page.mark for page in pages}
+        mark = Mark(len(pages))
+        mark.claims = sorted({id(c[1]): c for m in old for c in m.claims}.values(), key=lambda c: c[0])
+        for m in old:
+            m.broken = True
+        for page in pages:
+            page.mark = mark
+        return mark
+
+
+class Leaf:
+    """Up to FAN pages.  holds: their claims of all 64 positions (the last one's may be None)."""
+    __slots__ = ("pages", "holds", "table", "address")
+
+    def __init__(self, pages: tuple[Page, ...], holds: tuple[Claim | None, ...], table: array):
+        self.pages, self.holds, self.table = pages, holds, table
+        self.address = table.buffer_info()[0]
+
+
+class PageTable:
+    """The pages of a layer, in order; immutable.  address: of the top table."""
+    __slots__ = ("leaves", "top", "address", "count")
+
+    def __init__(self, leaves: tuple[Leaf, ...] = (), count: int = 0):
+        self.leaves, self.count = leaves, count
+        self.top = array("q", [leaf.address for leaf in leaves])
+        self.address = self.top.buffer_info()[0]
+
+    def spliced(self, keep: int, pages: Sequence[Page] = (), holds: Sequence[Claim | None] = (),
+                seal: Claim | None = None) -> PageTable:
+        """The first `keep` pages, then others with their claims.  seal: the claim of page keep-1, if it is not that page's
+        already; without further pages the page that is then last has none."""
+        whole, rest = divmod(keep, FAN)
+        if whole and not rest:                       # the leaf of page keep-1 is always made again
+            whole, rest = whole - 1, FAN
+        leaves = self.leaves[:whole]
+        if rest:
+            leaf = self.leaves[whole]
+            head, kept, table = leaf.pages[:rest], leaf.holds[:rest], leaf.table[:rest]
+            if seal is not None or not pages:
+                kept = (*kept[:-1], seal)
+        else:
+            head, kept, table = (), (), array("q")
+        first = FAN - rest
+        while True:
+            table.extend([page.address for page in pages[:first]])
+            head, kept = (*head, *pages[:first]), (*kept, *holds[:first])
+            if head:
+                leaves = (*leaves, Leaf(head, kept, table))
+            pages, holds, first = pages[first:], holds[first:], FAN
+            if not pages:
+                return PageTable(leaves, keep if not leaves else (len(leaves) - 1) * FAN + len(leaves[-1].pages))
+            head, kept, table = (), (), array("q")
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> Page:
+        if not -self.count <= i < self.count:
+            raise IndexError(i)
+        i %= self.count
+        return self.leaves[i // FAN].pages[i % FAN]
+
+    def __iter__(self) -> Iterator[Page]:
+        for leaf in self.leaves:
+            yield from leaf.pages
+
+    def addresses(self) -> np.ndarray:
+        """Of every page, as int64."""
+        return np.array([page.address for page in self], np.int64)
+
+
+NO_PAGES = PageTable()
