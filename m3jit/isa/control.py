@@ -71,10 +71,13 @@ def jump(m, target: Label[0]):
 def if_interrupt(m, target: Label[4], flag: R1("int", "null") = None):
     """Go to the label if the flag register is not zero or an interrupt is pending for this context.
 
-    Taking the branch clears the pending interrupt; a never-written flag register counts as zero."""
+    Taking the branch clears the pending interrupt; a never-written flag register counts as zero.  When one comes while
+    compiled code that begins with the next instruction runs, that code is left at once and this instruction looks
+    again.  Between two interrupts by input a context gets at least 64 instructions done."""
     if flag or m.interrupt_pending():
         m.clear_interrupt()
         return m.pc + target
+    m.no_interrupt()
     return None
 
 

@@ -54,12 +54,13 @@ def write_prompt(w: Line, seen: bool, conversation: bool = False) -> None:
     if seen:
         w("MOV rSeen, rPrompt", "tokens so far")
     w("LOADI rPos, 0", "position of the next token")
-    write_chunk(w, "rContext", steered=True)
+    write_chunk(w, "rContext", "interrupted", steered=True)
 
 
-def write_chunk(w: Line, context: str, steered: bool = False) -> None:
+def write_chunk(w: Line, context: str, interrupted: str, steered: bool = False) -> None:
     """From the prompt, rPrompt [rCount], to the first layer: chunk after chunk in rIds.  context: the positions there
     are; beyond them the program goes on at `full`.  A token just drawn enters at `forward`, in rIds with rLen 1.
+    interrupted: where the program goes on when it is interrupted, rPos tokens in the states.
     steered: the first rStart tokens are skipped; when these are all, the program goes on at `sample`."""
     w("LOADI rNext, 0", "the one behind the chunk")
     if steered:
@@ -79,6 +80,7 @@ def write_chunk(w: Line, context: str, steered: bool = False) -> None:
     w("ADD rAt, rAt, rLen")
     w()
     w("forward:", "rIds [T] -> rX [T, width]")
+    w(f"IF_INTERRUPT {interrupted}", "looks again when the layers are interrupted; rPos tokens are in the states then")
     w("ADD rNext, rPos, rLen")
     w(f"COMPARE rNext, {context}")
     w("IF_GREATER full")
@@ -93,8 +95,6 @@ def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], voc
     w()
     w("head:")
     w("MOV rPos, rNext")
-    if conversation:
-        w("IF_INTERRUPT interrupted")
     w("COMPARE rAt, rCount")
     w("IF_LESS more", "of the prompt to come")
     w("SLICE rX, rX, START=-1 LEN=1", "the last token's row")
@@ -126,7 +126,6 @@ def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], voc
     w('STREAM rToken, SINK RAW NAME="TOKENS"')
     w("COMPARE rMade, rMaxTokens")
     w("IF_GREATER_EQUAL length")
-    w("IF_INTERRUPT interrupted")
     w("MOV rIds, rToken")
     w("LOADI rLen, 1")
     w("JUMP forward")

@@ -247,7 +247,7 @@ def _prompt(w: Writer) -> None:
         w("MOV rSeen, rPrompt", "tokens so far")
     w("LOADI rPos, 0", "position of the next token")
     w("LOADI rMade, 0", "tokens generated")
-    hosted.write_chunk(w, "CONTEXT")
+    hosted.write_chunk(w, "CONTEXT", "done")
 
 
 def _next_token(model: Architecture, w: Writer, ends: int) -> None:
@@ -276,7 +276,6 @@ def _next_token(model: Architecture, w: Writer, ends: int) -> None:
     w("ADD rMade, rMade, 1")
     w("COMPARE rMade, MAX_TOKENS")
     w("IF_GREATER_EQUAL done")
-    w("IF_INTERRUPT done")
     w("MOV rIds, rToken")
     w("LOADI rLen, 1")
     w("JUMP forward")

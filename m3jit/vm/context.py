@@ -17,6 +17,8 @@ from m3jit.vm.snapshots import SnapshotHandle, revive, weaken
 DEFAULT_SEED = 0x9E3779B97F4A7C15 - 2 ** 64      # the random stream's state is a signed 64-bit integer
 GREEN, BLUE, RED = range(3)
 PRIORITIES = ("GREEN", "BLUE", "RED")
+BY_INPUT = "input"
+QUIET = 64                         # instructions a context gets done between two interrupts by input
 READY, WAITING, DONE, TRAPPED, KILLED, PARKED = "ready", "waiting", "done", "trapped", "killed", "parked"
 
 
@@ -65,7 +67,8 @@ class Context:
     """One thread of execution inside a machine."""
     __slots__ = ("id", "index", "used", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts",
                  "model", "priority", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired",
-                 "status", "waiting_for", "interrupt", "leave", "budget", "trap", "newest_snapshot", "parks", "parked", "ahead")
+                 "status", "waiting_for", "interrupt", "quiet_until", "looked", "leave", "budget", "trap", "newest_snapshot",
+                 "parks", "parked", "ahead")
 
     def __init__(self, id: int, memory: ContextMemory, seed: int = DEFAULT_SEED, used: int = 256):
         self.id, self.index = id, 0
@@ -85,13 +88,19 @@ class Context:
         self.deadline = -1                               # absolute ns, -1: none
         self.virtual_time = self.virtual_deadline = self.order = self.retired = 0
         self.status, self.waiting_for = READY, None
-        self.interrupt = False                           # a pending interrupt
+        self.interrupt: bool | str = False               # a pending interrupt; BY_INPUT: because of unread input
+        self.quiet_until = 0                             # instructions before which input is no interrupt (QUIET)
+        self.looked: Any = None                          # (retired, index) behind an IF_INTERRUPT that saw none
         self.leave = False                               # ask the interpreter to return to the scheduler
         self.budget = 0                                  # instructions left in this slice, while in a slow path
         self.trap: Any = None
         self.newest_snapshot: Any = None                 # handle number of the tree's current node
         self.parks, self.parked = False, None            # stop before a compiled region; the region it stands at
         self.ahead: Any = None                           # what a region gave for it before its turn (m3jit.vm.ahead)
+
+    def sees_interrupt(self) -> bool:
+        """Would IF_INTERRUPT see an interrupt now?"""
+        return self.interrupt is True or bool(self.interrupt) and self.retired >= self.quiet_until
 
     # -- roots ------------------------------------------------------------------------------------------------------
     def capture(self) -> Root:

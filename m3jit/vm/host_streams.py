@@ -1,6 +1,7 @@
 """The host's side of streams: pushing input, attaching sinks and sources, iterating over output."""
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, AsyncIterator, Callable, Iterable, Iterator
 
@@ -9,6 +10,7 @@ import numpy as np
 from m3jit.errors import UserError
 from m3jit.vm.machine_io import resolve_file
 from m3jit.vm.sources import ArraySource, QueueSource, RingSource, Source
+from m3jit.vm.context import BY_INPUT, Context
 from m3jit.vm.stopping import ATTENTION
 from m3jit.vm.streams import CallbackSink, Ring, Sink, open_file_sink
 
@@ -18,10 +20,36 @@ _NO_ITEM = object()
 class HostStreams:
     """The part of `VM` that connects a program with the host."""
 
-    def push_input(self, value: Any, source: str = "USER_INPUT") -> None:
-        """Give a source of the program its next item: text, bytes, a number or an array (copied)."""
-        self._queue(source).push(np.array(value) if isinstance(value, np.ndarray) else value)
-        self.stop_word.set(ATTENTION)
+    def push_input(self, value: Any, source: str = "USER_INPUT", interrupt: bool | None = None) -> None:
+        """Give a source of the program its next item: text, bytes, a number or an array (copied).
+
+        interrupt: it interrupts the contexts that read this source (the main one where none has), until it is read;
+        None: when it is USER_INPUT and another thread, or a batch, runs the program.  A context that waits for the item
+        in SENSE just gets it."""
+        if interrupt is None:
+            running = self.batch is not None or self._runner not in (None, threading.get_ident())
+            interrupt = running and source == "USER_INPUT"
+        queue, item = self._queue(source), np.array(value) if isinstance(value, np.ndarray) else value
+        with self.signal:                              # who reads the item sees the interrupt, and ends it
+            queue.push(item)
+            urged = [c for c in self._readers(source) if self._mark(c, queue)] if interrupt else []
+        for ctx in urged:
+            self._urge(ctx)
+        if not urged:
+            self.stop_word.set(ATTENTION)
+
+    def _readers(self, source: str) -> list[Context]:
+        """The contexts that have read from a source; the main one when none has."""
+        return [c for c in list(self.scheduler.contexts.values()) if source in c.cursors] or [self.main]
+
+    @staticmethod
+    def _mark(ctx: Context, queue: QueueSource) -> bool:
+        """Make input an interrupt of a context; whether it is to be brought out of what it does."""
+        wait = ctx.waiting_for
+        if ctx.interrupt or wait is not None and wait.source is queue:
+            return False
+        ctx.interrupt = BY_INPUT
+        return ctx.retired >= ctx.quiet_until
 
     def close_input(self, source: str = "USER_INPUT") -> None:
         """Nothing more will be pushed."""
@@ -101,6 +129,7 @@ class HostStreams:
         if self.batch is None and self._lock.acquire(blocking=False):
             try:
                 try:
+                    self._runner = threading.get_ident()
                     self._loop(lambda: ring.end > ring.taken)
                     if self.finished and self._first_trap is not None:
                         raise self._first_trap
@@ -110,6 +139,7 @@ class HostStreams:
                 if self.finished:
                     self.close(complete=True)
             finally:
+                self._runner = None
                 self._lock.release()
         else:
             with self.signal:

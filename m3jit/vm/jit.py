@@ -119,6 +119,10 @@ class Jit:
         if point.dead:
             self._give_up(point)                 # another machine of the program found out
             return None
+        if ctx.interrupt and ctx.looked == (ctx.retired, ctx.index) and ctx.sees_interrupt() and \
+                not self.machine.vm.recorder.replaying:
+            ctx.retired -= 1                     # IF_INTERRUPT is in front, and nothing was done since it saw none
+            return self.image.pcs[ctx.index - 1]
         regs = ContextRegisters(ctx, self.machine)
         for region in point.variants:
             syms = region.matches(regs)

@@ -20,7 +20,7 @@ from m3jit.isa.table import Instruction
 from m3jit.isa.types import NEW_STATE, Tensor
 from m3jit.vm import binding
 from m3jit.vm.commit import Store, attribute, commit, item
-from m3jit.vm.context import DONE, KILLED, PRIORITIES, Context, Frame
+from m3jit.vm.context import DONE, KILLED, PRIORITIES, QUIET, Context, Frame
 from m3jit.vm.interpreter import holds
 from m3jit.vm.machine_io import StreamsView
 from m3jit.vm.machine_models import ModelsView
@@ -67,10 +67,19 @@ class Machine(StreamsView, ModelsView, SystemView):
         self.ctx.status, self.ctx.leave = DONE, True
 
     def interrupt_pending(self) -> bool:
-        return self.ctx.interrupt
+        """Is an interrupt to be seen here?  What was seen is part of the record of a run."""
+        return self.vm.recorder.glimpse(self.ctx, "interrupt", self.ctx.sees_interrupt())
 
     def clear_interrupt(self) -> None:
-        self.ctx.interrupt = False
+        """The branch of IF_INTERRUPT is taken."""
+        ctx = self.ctx
+        if ctx.interrupt and ctx.interrupt is not True:
+            ctx.quiet_until = ctx.retired + QUIET
+        ctx.interrupt = False
+
+    def no_interrupt(self) -> None:
+        """IF_INTERRUPT goes on: if nothing else is executed before compiled code is given up, it looks again."""
+        self.ctx.looked = (self.ctx.retired + 1, self.ctx.index + 1)
 
     def call(self, target: int, args: tuple[Reg, ...]) -> int:
         ctx = self.ctx

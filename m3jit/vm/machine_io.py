@@ -140,12 +140,21 @@ class StreamsView:
         inside = peripheral == "RING" and name is not None and self._is_own_ring(key, name)
         value, after = read() if inside else self.observe("sense", read)      # type: ignore[attr-defined]
         if after != at:
+            self._input_was_read(key, after)
             self.stores.append(attribute(self.ctx, "cursors", {**self.ctx.cursors, key: after}))
         if self.vm.scheduler.waiting():
             self.ctx.leave = True                      # reading made space
         if value is END or value is NOTHING:
             return _empty(form, model), -1 if value is END else 0
         return self._sensed(value, form, model), 1
+
+    def _input_was_read(self, key: str, position: int) -> None:
+        """Input whose newest item has been read interrupts no longer."""
+        if self.ctx.interrupt and self.ctx.interrupt is not True:
+            source = self.vm.sources.get(key)
+            with self.vm.signal:
+                if isinstance(source, QueueSource) and not source.has(position):
+                    self.ctx.interrupt = False
 
     def find_source(self, peripheral: str, name: str | None) -> Source:
         """The source of a SENSE's words."""

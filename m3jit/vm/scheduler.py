@@ -75,6 +75,7 @@ class Scheduler:
         if self.woken is not None and ctx.waiting_for.external:
             self.woken(ctx)
         ctx.status, ctx.waiting_for = READY, None
+        ctx.quiet_until = 0
         others = [c.virtual_time for c in self.contexts.values() if c.status == READY and c is not ctx]
         ctx.virtual_time = max(ctx.virtual_time, min(others, default=0))
         self.enqueue(ctx)

@@ -67,6 +67,10 @@ class QueueSource:
             self.closed = True
             self.signal.notify()
 
+    def has(self, position: int) -> bool:
+        """Was the item at `position` pushed?"""
+        return self._has(position)
+
     def _has(self, position: int) -> bool:
         return position < self.base + len(self.items)
 
@@ -84,7 +88,7 @@ class QueueSource:
                 elif not blocking:
                     return NOTHING, position
                 else:
-                    self.signal.block(lambda: self._has(position) or self.closed, f"input on {self.name}", True)
+                    self.signal.block(lambda: self._has(position) or self.closed, f"input on {self.name}", True, self)
             value = self.items[position - self.base]
             self.taken = max(self.taken, position + 1)
             while self.taken - self.base > self.reach:

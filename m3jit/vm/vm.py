@@ -28,7 +28,7 @@ from m3jit.vm.recording import Recorder
 from m3jit.vm.scheduler import UNLIMITED, Scheduler, describe_waits
 from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, SnapshotStore
 from m3jit.vm.sources import Source
-from m3jit.vm.stopping import ATTENTION, STOPPED, TIMED_OUT, StopWord, interruptible
+from m3jit.vm.stopping import ATTENTION, INTERRUPT, STOPPED, TIMED_OUT, StopWord, interruptible
 from m3jit.vm.streams import DEFAULT_CAPACITY, Ring, Sink, StandardSink
 from m3jit.vm.waiting import Signal
 
@@ -102,6 +102,7 @@ class VM(HostStreams, HostStates):
         self._models: dict[str, Any] = {}
         self._ids = itertools.count(MAIN)
         self._lock = threading.RLock()
+        self._runner: int | None = None                # the thread that is in a run
         self._wanting = 0                              # threads that want the lock while a run holds it
         self._retired_before = 0                       # of contexts that ended
         self._first_trap: Trap | None = None
@@ -241,8 +242,20 @@ class VM(HostStreams, HostStates):
         self._wake()
 
     def interrupt(self, context: Context | None = None) -> None:
-        """Raise the interrupt flag that IF_INTERRUPT and PREEMPT_CHECK see."""
-        (context or self.main).interrupt = True
+        """Raise the interrupt flag that IF_INTERRUPT and PREEMPT_CHECK see; from any thread or a signal handler.
+
+        Compiled code that runs for the context is left between two pieces of a kernel.  One that is pending already is
+        not raised again."""
+        ctx = context or self.main
+        before, ctx.interrupt = ctx.interrupt, True
+        if not before:
+            self._urge(ctx)
+
+    def _urge(self, ctx: Context) -> None:
+        """An interrupt became pending: bring the context out of compiled code, or out of a wait."""
+        self.stop_word.set(INTERRUPT if self.machine.ctx in (ctx, None) else ATTENTION)
+        if ctx.status == WAITING:
+            self._wake()
 
     def _wake(self) -> None:
         with self.signal:
@@ -377,6 +390,7 @@ class VM(HostStreams, HostStates):
         def __enter__(self) -> None:
             vm = self.vm
             vm._lock.acquire()
+            vm._runner = threading.get_ident()
             self.began = time.perf_counter()
             if vm.timeout is not None:
                 self.timer = threading.Timer(vm.timeout, self._fire)
@@ -391,6 +405,7 @@ class VM(HostStreams, HostStates):
             if self.timer is not None:
                 self.timer.cancel()
             self.vm.seconds += time.perf_counter() - self.began
+            self.vm._runner = None
             self.vm._lock.release()
 
     def _timed(self) -> "_Timed":

@@ -6,11 +6,13 @@ from typing import Callable
 
 
 class Wait:
-    """What a context waits for.  `ready()` is asked by the scheduler; `external`: the host can make it ready."""
-    __slots__ = ("ready", "what", "external")
+    """What a context waits for.  `ready()` is asked by the scheduler; `external`: the host can make it ready.  source: the
+    source it waits for; until: when it is ready at the latest (`time.monotonic`)."""
+    __slots__ = ("ready", "what", "external", "source", "until")
 
-    def __init__(self, ready: Callable[[], bool], what: str, external: bool):
-        self.ready, self.what, self.external = ready, what, external
+    def __init__(self, ready: Callable[[], bool], what: str, external: bool, source: object = None,
+                 until: float | None = None):
+        self.ready, self.what, self.external, self.source, self.until = ready, what, external, source, until
 
 
 class Blocked(Exception):
@@ -44,6 +46,6 @@ class Signal:
         """Until something changes, at most that long.  The lock must be held."""
         self._condition.wait(seconds)
 
-    def block(self, ready: Callable[[], bool], what: str, external: bool) -> None:
+    def block(self, ready: Callable[[], bool], what: str, external: bool, source: object = None) -> None:
         """Leave the instruction until `ready`."""
-        raise Blocked(Wait(ready, what, external))
+        raise Blocked(Wait(ready, what, external, source))

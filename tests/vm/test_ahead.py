@@ -123,7 +123,7 @@ def test_a_model_in_several_contexts(one_by_one):
     text = models.assembly(models.load("default"), "default", Options(max_tokens=10, temperature=0.9))
     forks = "".join(f"    LOADI rSeed, {i}\n    FORK rChild, own\n" for i in (11, 22, 33))
     text = text.replace("main:\n", f"main:\n{forks}    LOADI rSeed, 44\nown:\n    RNG_SEED rSeed\n")
-    text = text.replace("forward:", "forward:\n    YIELD\nafter_yield:")
+    text = text.replace("    ADD rNext, rPos, rLen", "    YIELD\nafter_yield:\n    ADD rNext, rPos, rLen")
 
     def generated():
         vm = m3jit.VM(m3jit.assemble(text), models=models, threads=2)

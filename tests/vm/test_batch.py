@@ -256,7 +256,7 @@ def test_an_interruption_ends_the_machines_it_hits(models, monkeypatch, kind):
     values, calls = Way.values, []
 
     def interrupted(*args):
-        calls.append(args)
+        calls.extend(args[:1] if args[0].tensors else [])      # not those of scalar code in between
         if len(calls) == 2:
             raise kind("now")
         return values(*args)

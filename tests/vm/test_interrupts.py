@@ -1,0 +1,280 @@
+"""Interrupts: who sees one and when, input that interrupts, programs of models that are interrupted in a prompt, replay."""
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import m3jit
+from m3jit.frontend import assemble
+from m3jit.models import hosted
+from m3jit.models.program import Options
+from m3jit.models.provider import Models
+from m3jit.vm.native import CompiledRegion
+from m3jit.vm.vm import VM
+from tests.vm.programs import machine
+
+LONG = 120                          # seconds that nothing here takes, however loaded the machine is
+
+
+# -- input that interrupts ------------------------------------------------------------------------------------------
+
+READER = """
+    SENSE rFirst, USER_INPUT
+    STREAM rFirst, OUTPUT TEXT LINE
+    LOADI rN, 0
+loop:
+    IF_INTERRUPT got
+    ADD rN, rN, 1
+    STREAM rN, TICK
+    COMPARE rN, 400
+    IF_LESS loop
+    HALT
+got:
+    SENSE rText, rStatus, USER_INPUT NON_BLOCKING
+    STREAM rText, OUTPUT TEXT LINE
+    JUMP loop
+""".replace("STREAM rN, TICK", 'STREAM rN, SINK RAW NAME="TICK"')
+
+
+def pushed_from_another_thread(vm: VM, item: Any, **how: Any) -> None:
+    thread = threading.Thread(target=vm.push_input, args=(item,), kwargs=how)
+    thread.start()
+    thread.join(LONG)
+    assert not thread.is_alive()
+
+
+def reader(tick: Any, **options: Any) -> tuple[VM, list]:
+    vm, said = machine(READER, **options), []
+    vm.set_sink("OUTPUT", lambda item: said.append(item.strip()))
+    vm.set_sink("TICK", tick)
+    vm.push_input("first")
+    return vm, said
+
+
+def number(item: bytes) -> int:
+    return int.from_bytes(item, "little")
+
+
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+def test_input_pushed_while_a_program_runs_interrupts_it(backend):
+    def tick(item):
+        if number(item) in (5, 100, 101, 300):
+            pushed_from_another_thread(vm, f"at {number(item)}")
+    vm, said = reader(tick, backend=backend)
+    vm.run()
+    assert said == ["first", "at 5", "at 100", "at 101", "at 300"]
+    assert vm.get("rN") == 400 and not vm.main.interrupt
+
+
+def test_input_pushed_before_a_run_or_by_its_own_thread_does_not_interrupt():
+    vm, said = reader(lambda item: number(item) == 7 and vm.push_input("from inside"))
+    vm.push_input("second")
+    vm.run()
+    assert said == ["first"]
+    vm, said = reader(lambda item: number(item) == 7 and vm.push_input("from inside", interrupt=True))
+    vm.run()
+    assert said == ["first", "from inside"]
+    vm, said = reader(lambda item: number(item) == 7 and pushed_from_another_thread(vm, "quiet", interrupt=False))
+    vm.run()
+    assert said == ["first"]
+
+
+def test_input_somebody_waits_for_is_no_interrupt_and_what_was_read_ends_one():
+    waits = """
+        SENSE r1, USER_INPUT
+        IF_INTERRUPT bad
+        STREAM r1, SINK RAW NAME="ONE"
+        PREEMPT_CHECK r2
+        SENSE r3, USER_INPUT
+        PREEMPT_CHECK r4
+        HALT
+    bad:
+        ASSERT rNone
+    """
+    vm = machine(waits, wait_input=True)
+    vm.set_sink("ONE", lambda item: pushed_from_another_thread(vm, "two"))
+    runner = threading.Thread(target=vm.run)
+    runner.start()
+    deadline = LONG / 0.01
+    while vm.main.waiting_for is None and deadline:
+        deadline -= 1
+        threading.Event().wait(0.01)
+    vm.push_input("one")
+    runner.join(LONG)
+    assert (vm.get("r2"), vm.get("r4"), vm.error) == (1, 0, None)
+    assert not vm.main.interrupt
+
+
+def test_an_interrupt_that_is_pending_is_not_raised_again():
+    vm = machine("HALT")
+    vm.interrupt()
+    assert vm.stop_word.take() == "interrupt"
+    vm.interrupt()
+    vm.push_input("x", interrupt=True)
+    assert vm.stop_word.take() == "attention" and vm.main.interrupt is True
+
+
+def test_a_flood_of_input_does_not_keep_a_program_from_going_on():
+    """Between two interrupts by input 64 instructions get done: the program ends while the flood goes on."""
+    ended = threading.Event()
+    started = threading.Event()
+
+    def flood():
+        started.wait(LONG)
+        while not ended.is_set():
+            vm.push_input("x")
+    vm, said = reader(lambda item: started.set(), timeout=LONG)
+    vm.set_sink("OUTPUT", said.append)
+    pusher = threading.Thread(target=flood)
+    pusher.start()
+    try:
+        vm.run()
+    finally:
+        ended.set()
+        started.set()
+        pusher.join(LONG)
+    assert vm.get("rN") == 400
+    assert len(said) > 1 or not vm.sources["USER_INPUT"].has(1)
+
+
+# -- replay ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+def test_what_was_seen_is_seen_again_in_a_replay(backend):
+    def tick(item):
+        if number(item) in (3, 77, 78, 250):
+            pushed_from_another_thread(vm, f"at {number(item)}")
+    vm, said = reader(tick, record=True, backend="cpu")
+    vm.run()
+    seen = [e for e in vm.recorder.log if e.what == "interrupt"]
+    assert [e.value for e in seen] == [True] * 4
+    again, repeated = reader(lambda item: None, replay=vm.recorder.log, backend=backend)
+    again.run()
+    assert repeated == said and again.retired == vm.retired and len(said) == 5
+
+
+def test_an_interrupt_from_outside_does_not_disturb_a_replay():
+    vm, said = reader(lambda item: number(item) == 3 and vm.interrupt(), record=True)
+    vm.run()
+    again, repeated = reader(lambda item: number(item) % 10 == 0 and again.interrupt(), replay=vm.recorder.log,
+                             backend="cpu")
+    again.run()
+    assert repeated == said == ["first", ""] and again.retired == vm.retired
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+PROMPT = np.random.default_rng(5).integers(5, 90, 27).astype(np.int64)
+CHUNK = 8
+
+
+def model_machine(kind: str, models: Models, **options: Any) -> tuple[VM, list]:
+    made = Options(max_tokens=3, chunk=CHUNK, hosted=kind != "plain", conversation=kind == "conversation")
+    text = models.assembly(models.load("default"), "default", made)
+    vm = VM(assemble(text.replace("STREAM rToken, OUTPUT TEXT MODEL=rModel", "STREAM rToken, OUTPUT RAW")),
+            models=models, threads=2, **options)
+    tokens: list = []
+    for name in ("TOKENS", "OUTPUT"):
+        vm.set_sink(name, lambda item: tokens.append(int.from_bytes(item, "little", signed=True)))
+    known = {"rTemp": 0.0, "rTopP": 1.0, "rMinP": 0.0, "rTopK": 0, "rMaxTokens": 3, "rContext": 100, "rWanted": -1,
+             "rGuided": 0, "rStart": 0, "rMarks": 0, "rMade": 0, "rToken": -1}
+    for name in hosted.REGISTERS if made.hosted else ():
+        vm.set(name, known[name])
+    vm.push_input(PROMPT)
+    return vm, tokens
+
+
+class At:
+    """Interrupts a machine as it enters its n-th region with kernels, so that the region is given up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, vm: VM, at: int):
+        run, self.entered, self.given_up = CompiledRegion.run, 0, 0
+
+        def interrupted(region: CompiledRegion, *args: Any) -> tuple:
+            self.entered += region.region.has_launches
+            if region.region.has_launches and self.entered == at:
+                vm.interrupt()
+            left = run(region, *args)
+            self.given_up += left[0] is None
+            return left
+        monkeypatch.setattr(CompiledRegion, "run", interrupted)
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return Models()
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 5, 6])
+@pytest.mark.parametrize("kind", ["plain", "hosted", "conversation"])
+def test_programs_of_models_are_interrupted_in_the_middle_of_a_prompt(kind, at, models, monkeypatch):
+    """Chunks 1 to 4 are the prompt, then there are tokens: the program goes where it ends a text, with rPos tokens in
+    the state, those of whole passes."""
+    vm, tokens = model_machine(kind, models, backend="cpu")
+    with monkeypatch.context() as patch:
+        seen = At(patch, vm, at)
+        vm.run()
+    whole = min(CHUNK * (at - 1), len(PROMPT)) + max(0, at - 5)
+    assert seen.given_up == 1 and vm.get("rPos") == whole
+    drawn = tokens[:-1] if kind == "conversation" else tokens
+    assert len(drawn) == max(0, at - 4)
+    if kind != "plain":
+        assert vm.get("rFinish") == hosted.INTERRUPTED
+    if kind == "conversation":
+        assert tokens[-1] == -hosted.INTERRUPTED
+    streams = [s for h in vm.main.S if h is not None and hasattr(s := vm.main.states.get(h.id), "length")]
+    assert [s.length(0) for s in streams] == ([whole] if whole else [])
+
+
+def test_a_program_that_handles_an_interrupt_goes_on_with_the_same_tokens(models, monkeypatch):
+    """Interrupted in every region once, the plain program answers `still here` and generates what it would have."""
+    def run(at: int | None) -> tuple[list, VM]:
+        vm, tokens = model_machine("plain", models, backend="cpu")
+        text = models.assembly(models.load("default"), "default", Options(max_tokens=3, chunk=CHUNK))
+        text = text.replace("STREAM rToken, OUTPUT TEXT MODEL=rModel", "STREAM rToken, OUTPUT RAW")
+        text = text.replace("IF_INTERRUPT done", "IF_INTERRUPT heard").replace(
+            "done:", "heard:\n    ADD rHeard, rHeard, 1\n    JUMP forward\ndone:")
+        vm = VM(assemble(text), models=models, threads=2, backend="cpu")
+        vm.set("rHeard", 0)
+        vm.set_sink("OUTPUT", tokens.append)
+        vm.push_input(PROMPT)
+        if at is None:
+            return tokens, vm.run()
+        with monkeypatch.context() as patch:
+            At(patch, vm, at)
+            return tokens, vm.run()
+    tokens, vm = run(None)
+    for at in range(1, 7):
+        again, other = run(at)
+        assert again == tokens and other.get("rHeard") == 1
+        assert all(a.tobytes() == b.tobytes() if hasattr(a, "tobytes") else a == b
+                   for n, a in vm.registers.items() if n[0] != "S" and n != str(vm.register("rHeard"))
+                   for b in [other.registers[n]])
+
+
+def test_a_recorded_interruption_of_a_prompt_is_replayed_anywhere(models, monkeypatch):
+    vm, tokens = model_machine("conversation", models, backend="cpu", record=True)
+    with monkeypatch.context() as patch:
+        At(patch, vm, 3)
+        vm.run()
+    again, repeated = model_machine("conversation", models, backend="interpreter", replay=vm.recorder.log)
+    again.run()
+    assert repeated == tokens == [-hosted.INTERRUPTED]
+    assert again.retired == vm.retired and again.get("rPos") == 2 * CHUNK
+
+
+def test_a_batch_is_interrupted_between_its_rounds(models):
+    """What the others compute in the same round is not lost; the interrupted machine looks before its next region."""
+    both = [model_machine("hosted", models, backend="cpu") for _ in range(2)]
+    batch = m3jit.Batch()
+    for vm, _ in both:
+        batch.add(vm)
+    batch.step()
+    both[0][0].interrupt()
+    batch.run()
+    (vm, tokens), (other, more) = both
+    assert (tokens, vm.get("rFinish"), vm.get("rPos")) == ([], hosted.INTERRUPTED, CHUNK)
+    assert len(more) == 3 and other.get("rFinish") != hosted.INTERRUPTED
