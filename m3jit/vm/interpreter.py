@@ -139,6 +139,7 @@ class Interpreter:
                 raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
             if stores:
                 commit(stores)
+                stores.clear()            # it holds what it has stored
             ctx.retired += 1
             return to
         return run
@@ -163,6 +164,7 @@ class Interpreter:
                         stores += binding.stores(ctx, reg, value)
             if stores:
                 commit(stores)
+                stores.clear()            # it holds what it has stored
             ctx.retired += 1
             return nxt
         return run
@@ -211,14 +213,14 @@ class Interpreter:
             self._prepare(i)
 
     # -- running ----------------------------------------------------------------------------------------------------
-    def run(self, ctx: Context, budget: int) -> None:
+    def run(self, ctx: Context, budget: int) -> bool:
         """Execute until the budget is used up at a poll point, the stop word is set, or the context asks to leave.
 
-        Traps end the context (`ctx.trap`); other errors propagate.  ctx.index and ctx.retired are exact on return."""
+        True: it ended at a poll point (which a raised stop word does not wait for).  Traps end the context (`ctx.trap`); other errors propagate.  ctx.index and ctx.retired are exact on return."""
         self.machine.ctx = ctx
         if self.counts is not None or self.watch is not None:
             return self._run_profiled(ctx, budget)
-        handlers, slow, stop = self.handlers, self.slow, self.stop
+        handlers, slow, stop, heads = self.handlers, self.slow, self.stop, self.heads
         start, index, n = ctx.retired, ctx.index, 0
         ctx.leave = False
         in_slow = False
@@ -245,24 +247,28 @@ class Interpreter:
                 else:
                     n += 1
                     index = nxt if nxt >= 0 else -2 - nxt
+                    polls = index in heads
                 if n >= budget or stop.raised:
                     break
         except BaseException as e:
             if not in_slow:
                 ctx.retired = start + n
             self._failed(ctx, index, e)
-            return
+            return True
         ctx.index, ctx.retired = index, start + n
+        return polls
 
-    def run_exactly(self, ctx: Context, count: int, budget: int | None = None) -> None:
+    def run_exactly(self, ctx: Context, count: int, budget: int | None = None) -> bool:
         """Execute `count` instructions (fewer if the context ends, blocks or the stop word is set); no regions.
 
-        budget: stop earlier, as `run` does, at the first poll point where so many are done."""
+        budget: stop earlier, as `run` does, at the first poll point where so many are done.  True: it ended at one."""
         ctx.leave, self.machine.ctx = False, ctx
+        polls: bool | None = True
         for done in range(1, count + 1):
             polls = self._one(ctx, ctx.index)
             if polls is None or ctx.leave or self.stop.raised or polls and budget is not None and done >= budget:
-                return
+                break
+        return polls is not False
 
     def _one(self, ctx: Context, i: int) -> bool | None:
         """Execute instruction i without entering a region: did it come to a poll point?  None when it failed."""
@@ -283,9 +289,9 @@ class Interpreter:
             return None
         ctx.retired = before + 1
         ctx.index = nxt if nxt >= 0 else -2 - nxt
-        return nxt >= 0 if slow else nxt <= i
+        return nxt >= 0 if slow else nxt <= i and ctx.index in self.heads
 
-    def _run_profiled(self, ctx: Context, budget: int) -> None:
+    def _run_profiled(self, ctx: Context, budget: int) -> bool:
         """As `run`, counting instructions and nanoseconds per instruction, and telling `watch` of slow ones."""
         counts, times, clock = self.counts, self.times, time.perf_counter_ns
         start = ctx.retired
@@ -300,11 +306,11 @@ class Interpreter:
                     polls = nxt >= 0
                 else:
                     ctx.retired += 1
-                    polls = nxt <= i
+                    polls = (nxt if nxt >= 0 else -2 - nxt) in self.heads if nxt <= i else False
             except BaseException as e:
                 ctx.retired = before
                 self._failed(ctx, i, e)
-                return
+                return True
             if counts is not None and i < len(counts):
                 counts[i] += 1
                 times[i] += clock() - began
@@ -312,7 +318,7 @@ class Interpreter:
                 self.watch(ctx, i, began, clock())
             ctx.index = nxt if nxt >= 0 else -2 - nxt
             if ctx.leave or self.stop.raised or polls and ctx.retired - start >= budget:
-                return
+                return polls
 
     def profile(self, on: bool) -> None:
         """Start or stop counting."""
@@ -326,6 +332,7 @@ class Interpreter:
     def _failed(self, ctx: Context, index: int, error: BaseException) -> None:
         """Turn an exception of instruction `index` into what the machine reports."""
         ctx.index = index
+        self.machine.stores = []                       # what was not done holds nothing
         if isinstance(error, Blocked):
             ctx.waiting_for, ctx.status, ctx.leave = error.wait, WAITING, True
             return

@@ -222,7 +222,13 @@ class Recorder:
         event = self.tape.peek()
         if event is None:
             return self.goes_on                        # from here on the outside decides: the instruction looks again
-        return event.what == "wake" and event.context == ctx.id and (self.vm.retired, self.waits) >= tuple(event.value)
+        return event.context == ctx.id and self.wakes_now
+
+    @property
+    def wakes_now(self) -> bool:
+        """Did a wait end at this very instruction of the recorded run?"""
+        event = self.tape.peek() if self.tape is not None else None
+        return event is not None and event.what == "wake" and (self.vm.retired, self.waits) >= tuple(event.value)
 
     @property
     def horizon(self) -> int | None:

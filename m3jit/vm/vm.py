@@ -16,6 +16,7 @@ from m3jit.isa.types import Tensor
 from m3jit.vm import binding, regions as region_factory
 from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, WAITING, Context
+from m3jit.vm.entering import Entered, Timed
 from m3jit.vm.host_states import HostStates
 from m3jit.vm.host_streams import HostStreams
 from m3jit.vm.image import Image
@@ -80,6 +81,7 @@ class VM(HostStreams, HostStates):
         self.recorder.attach(self)
         self.scheduler.woken = None if self.recorder.idle else self.recorder.woken
         self.horizon: int | None = None                # instructions of all contexts at which a slice ends exactly
+        self._cut: tuple[Context, int] | None = None   # a slice that was cut there, and the rest of its budget
         if extensions is None:
             from m3jit.vm.extensions import REGISTRY as extensions
         self.extensions = extensions
@@ -182,7 +184,7 @@ class VM(HostStreams, HostStates):
         Raises `Trap` (the main context's at once, another's when all others have ended), `LimitError`, `Deadlock`,
         `Interrupted`, `SinkClosed`, `StreamError`; partial files are removed in that case."""
         self._not_in_a_batch()
-        with self._timed(), interruptible(self.stop_word):
+        with Timed(self), interruptible(self.stop_word):
             try:
                 self._loop(lambda: False)
                 if self._first_trap is not None:
@@ -263,7 +265,11 @@ class VM(HostStreams, HostStates):
 
     def _loop(self, until: Callable[[], bool]) -> None:
         while not until():
-            ctx, budget = self.scheduler.pick()
+            if self._cut is not None and not self.recorder.wakes_now:
+                (ctx, budget), self._cut = self._cut, None
+            else:
+                self._cut = None
+                ctx, budget = self.scheduler.pick()    # type: ignore[assignment]
             if ctx is None:
                 if not self.scheduler.waiting():
                     return
@@ -272,7 +278,9 @@ class VM(HostStreams, HostStates):
             self._slice(ctx, budget)
 
     def _slice(self, ctx: Context, budget: int) -> None:
-        """Run one context until its slice is used up; the run pauses inside for threads that want the lock."""
+        """Run one context until its slice is used up; the run pauses inside for threads that want the lock.
+
+        A slice that the horizon cuts is gone on with afterwards: where it ends is a function of the program."""
         done = 0
         while True:
             before = ctx.retired
@@ -281,14 +289,15 @@ class VM(HostStreams, HostStates):
             if room <= 0:
                 if not done:
                     self.recorder.at_horizon(ctx)
+                self._cut = (ctx, left) if ctx.status == READY and ctx.trap is None else None
                 break
             reserve = len(self.image.instructions)     # a slice may pass its budget by less than one program length
             if room <= reserve:
-                self.interpreter.run_exactly(ctx, room, left)
+                polls = self.interpreter.run_exactly(ctx, room, left)
             else:
-                self.interpreter.run(ctx, min(left, room - reserve))
+                polls = self.interpreter.run(ctx, min(left, room - reserve))
             done += ctx.retired - before
-            if ctx.leave or ctx.trap is not None or ctx.status != READY or done >= budget:
+            if ctx.leave or ctx.trap is not None or ctx.status != READY or polls and done >= budget:
                 break
             if self.stop_word.raised and self._stopped(ctx):
                 break
@@ -360,56 +369,8 @@ class VM(HostStreams, HostStates):
         if self.stop_word.raised:
             self._stopped(waiting[0])
 
-    class _Entered:
-        """The VM lock, asked for while a run may hold it."""
-
-        def __init__(self, vm: "VM"):
-            self.vm = vm
-
-        def __enter__(self) -> None:
-            vm = self.vm
-            if vm._lock.acquire(blocking=False):
-                return
-            vm._wanting += 1
-            vm.stop_word.set(ATTENTION)
-            vm._lock.acquire()
-            vm._wanting -= 1
-
-        def __exit__(self, *_: object) -> None:
-            self.vm._lock.release()
-
-    def _entered(self) -> "_Entered":
-        return VM._Entered(self)
-
-    class _Timed:
-        """A run: holds the lock, measures time, sets the timeout."""
-
-        def __init__(self, vm: "VM"):
-            self.vm, self.timer = vm, None
-
-        def __enter__(self) -> None:
-            vm = self.vm
-            vm._lock.acquire()
-            vm._runner = threading.get_ident()
-            self.began = time.perf_counter()
-            if vm.timeout is not None:
-                self.timer = threading.Timer(vm.timeout, self._fire)
-                self.timer.daemon = True
-                self.timer.start()
-
-        def _fire(self) -> None:
-            self.vm.stop_word.set(TIMED_OUT)
-            self.vm._wake()
-
-        def __exit__(self, *_: object) -> None:
-            if self.timer is not None:
-                self.timer.cancel()
-            self.vm.seconds += time.perf_counter() - self.began
-            self.vm._runner = None
-            self.vm._lock.release()
-
-    def _timed(self) -> "_Timed":
-        return VM._Timed(self)
+    def _entered(self) -> Entered:
+        return Entered(self)
 
     def close(self, complete: bool = True) -> None:
         """Close every sink; complete False removes files that were being written."""
