@@ -21,7 +21,7 @@ from m3jit.durable.log import SECTOR, aligned
 from m3jit.durable.tree import HASH, Ref
 
 CHUNK = 1 << 20                    # bytes of a DATA block at most
-TABLE_CHUNK = 4096                 # bytes of a DATA block of a table: a long table shares most of them with the last one
+TABLE_CHUNK = 4096                 # bytes of a DATA block of a table: a long table shares most of them with the last
 SEGMENT_BYTES = 256 << 20          # a segment that has them gets no more commits
 BUFFER = 4 << 20                   # bytes written at once
 DATA, LIST = 1, 2
@@ -118,16 +118,16 @@ class Blocks:
             raise DamagedStore(self.folder, 0, f"block {name.hex()} is named by a version and is not in the log",
                                "this version cannot be restored; an earlier one may")
         if place.kind != kind or length not in (-1, place.length):
-            raise DamagedStore(self.path(place.segment), place.offset, f"block {name.hex()} has {place.length} bytes of "
-                               f"kind {place.kind}, not {length} of kind {kind}", "this version cannot be restored; an "
-                               "earlier one may")
+            raise DamagedStore(self.path(place.segment), place.offset, f"block {name.hex()} has {place.length} bytes "
+                               f"of kind {place.kind}, not {length} of kind {kind}", "this version cannot be restored; "
+                               "an earlier one may")
         raw = self.file(place.segment).read(place.offset, _block.size + place.length)
         data = raw[_block.size:]
         if raw[:_block.size] != _block_head(kind, place.length, name) or len(data) != place.length or \
                 name_of(kind, data) != name:
-            raise DamagedStore(self.path(place.segment), place.offset, f"block {name.hex()} does not match its checksum",
-                               "versions that hold it cannot be restored, others can; `m3jit store DIR --verify` lists "
-                               "them")
+            raise DamagedStore(self.path(place.segment), place.offset, f"block {name.hex()} does not match its "
+                               "checksum", "versions that hold it cannot be restored, others can; `m3jit store DIR "
+                               "--verify` lists them")
         return data
 
     def pieces(self, ref: Ref) -> Iterator[bytes]:

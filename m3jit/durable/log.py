@@ -5,10 +5,10 @@
     12288 ..                records, each at a multiple of 512: length, number, payload, chain
 
 The chain of a record is a hash of the chain before it, its head and its payload, so a record counts only behind the
-very records it was written behind.  A record is committed when it is on the disk; the head, written and synced after it,
-says so.  Hence a bad record before the head's end is damage, and one behind it is what a crash left of a commit that
-was never acknowledged: it is ignored, and written over by the next one.  Records do not share a sector, so a write that
-is torn cannot hurt the one before it.
+very records it was written behind.  A record is committed when it is on the disk; the head, written and synced after
+it, says so.  Hence a bad record before the head's end is damage, and one behind it is what a crash left of a commit
+that was never acknowledged: it is ignored, and written over by the next one.  Records do not share a sector, so a write
+that is torn cannot hurt the one before it.
 """
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ class Damage:
 
 
 class Log:
-    """An open log.  `end`: where the next record goes; `records`: how many there are."""
+    """An open log.  `end`: where the next record goes; `records`: how many there are; `sure`: (records, end) that the
+    head names, so that all before was acknowledged."""
 
     def __init__(self, path: Path, file: File, generation: int, records: int, end: int, chain: bytes):
         self.path, self.file, self.generation = path, file, generation
-        self.records, self.end, self.chain = records, end, chain
+        self.records, self.end, self.chain, self.sure = records, end, chain, (records, end)
 
     @classmethod
     def create(cls, files: Files, path: Path, generation: int) -> "Log":
@@ -107,12 +108,12 @@ class Log:
         """(the log before its first record, the newest good head, damage)."""
         raw = file.read(0, _header.size + 16)
         if len(raw) < _header.size + 16 or raw[:8] != MAGIC:
-            raise DamagedStore(path, 0, "this is not the log of a store" if raw[:8] != MAGIC else "it ends in its header",
-                               "restore the file from a copy, or begin a new store")
+            what = "this is not the log of a store" if raw[:8] != MAGIC else "it ends in its header"
+            raise DamagedStore(path, 0, what, "restore the file from a copy, or begin a new store")
         _, version, _, generation = _header.unpack(raw[:_header.size])
         if version > FORMAT and digest(raw[:_header.size]) == raw[-16:]:
-            raise StoreError(f"{path}: has format {version}; this version of m3jit reads formats up to {FORMAT}; use the "
-                             f"version that wrote it")
+            raise StoreError(f"{path}: has format {version}; this version of m3jit reads formats up to {FORMAT}; use "
+                             f"the version that wrote it")
         if digest(raw[:_header.size]) != raw[-16:] or version != FORMAT:
             raise DamagedStore(path, 0, "its header does not match its checksum",
                                "restore the file from a copy, or begin a new store")
@@ -125,6 +126,7 @@ class Log:
     def _replay(self, sure: tuple[int, int, bytes], each: Callable[[bytes, int], None]) -> None:
         size = self.file.size()
         count, end, chain = sure
+        self.sure = (count, end)
         while True:
             found = self._read_record(size)
             if isinstance(found, str):
@@ -178,6 +180,14 @@ class Log:
         except BaseException:
             self.records, self.end, self.chain = before
             raise
+
+    def confirm(self) -> None:
+        """Write and sync again what lies behind the head: an earlier sync of it may have failed."""
+        self.file.write(self.sure[1], self.file.read(self.sure[1], self.end - self.sure[1]))
+        self.sync()
+        self._write_head()
+        self.sync()
+        self.sure = (self.records, self.end)
 
     def _write_head(self) -> None:
         body = _head.pack(self.records, self.end, self.chain)

@@ -1,7 +1,7 @@
 """Roots of contexts as trees: registers, frames, states, memory, positions.
 
-`Packing` writes, `Unpacking` reads and checks.  A value of a kind without a codec is a TypeError that names the register
-and the kind.
+`Packing` writes, `Unpacking` reads and checks.  A value of a kind without a codec is a TypeError that names the
+register and the kind.
 """
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def model_hash(model: Any) -> str:
     """A model's content hash.  TypeError when it has none."""
     found = getattr(model, "content_hash", None)
     if not isinstance(found, str):
-        raise TypeError(f"the model {brief(model.name)} has no content hash, so that a version that uses it could not be "
-                        f"told from one of another model")
+        raise TypeError(f"the model {brief(model.name)} has no content hash, so that a version that uses it could not "
+                        f"be told from one of another model")
     return found
 
 
@@ -186,7 +186,8 @@ class Packing:
 class Unpacking:
     """Reads roots for one machine.  Nothing of the machine changes before `settle`.
 
-    ValueError, KeyError, TypeError, OperandError: a tree that is none, another model, more bytes than the machine takes."""
+    ValueError, KeyError, TypeError, OperandError: a tree that is none, another model, more bytes than the machine
+    takes."""
 
     def __init__(self, vm: Any, store: Any, models: list[Any], model_handles: list[Any], extension_handles: list[Any]):
         self.vm, self.store = vm, store
@@ -211,8 +212,8 @@ class Unpacking:
             known = vm.machine._extension_handles.get((number, major))
             if known is not None:
                 self._numbers[whole(handle, 1, MAX_NUMBER, "a handle")] = known.id
-            self._extension_handles.append(((whole(number, 0, 2 ** 32, "an extension"), whole(major, 0, 2 ** 32, "a version")),
-                                            known or Handle(self.number(handle), "extension state")))
+            key = whole(number, 0, 2 ** 32, "an extension"), whole(major, 0, 2 ** 32, "a version")
+            self._extension_handles.append((key, known or Handle(self.number(handle), "extension state")))
 
     def _found(self, digest: Any, reference: Any, name: Any) -> Any:
         """The model of a content hash: one that is loaded, or the one the reference names now."""
@@ -275,7 +276,8 @@ class Unpacking:
 
     def extension(self, number: Any, major: Any) -> Any:
         found = self.vm.extensions.find(number, (major, 0))
-        expect(found is not None and found.state, f"extension {number!r} version {major!r} is not known to this machine")
+        expect(found is not None and found.state,
+               f"extension {number!r} version {major!r} is not known to this machine")
         return found
 
     # -- numbers ----------------------------------------------------------------------------------------------------
@@ -304,7 +306,8 @@ class Unpacking:
             if number not in self._snapshots:
                 here = number if number not in live else store.new_id()
                 self._top = max(self._top, here)
-                self._snapshots[number] = Snapshot(here, parent, None, resume, whole(context, 0, MAX_NUMBER, "a context"), store)
+                whole(context, 0, MAX_NUMBER, "a context")
+                self._snapshots[number] = Snapshot(here, parent, None, resume, context, store)
 
     def handle_to(self, snapshot: list[Any]) -> SnapshotHandle:
         """A strong handle of a stored snapshot."""
@@ -372,8 +375,8 @@ class Unpacking:
         what, *rest = tree
         if what == "tensor":
             found = unpack_tensor(rest[0], self)
-            expect(bank == 0 or bank == 1 and found.dtype is F32 and found.shape == (VECTOR_LANES,), "a tensor where none "
-                   "can be")
+            expect(bank == 0 or bank == 1 and found.dtype is F32 and found.shape == (VECTOR_LANES,),
+                   "a tensor where none can be")
             return found
         expect(bank != 1, f"a {what!r} in a vector register")
         if what == "handle":

@@ -1,8 +1,8 @@
 """State values as trees: one row of `CODECS` a kind, (class, pack, unpack).
 
-pack(value, packing) gives a tree; big parts go to blocks through `packing.writer`.  unpack(tree, unpacking) checks all of
-it and raises ValueError, KeyError, TypeError or OperandError for a tree that `pack` does not give.  A state's bytes are
-those of its value alone: what lies beyond a stream's length or between the lanes of a cell is written as zero.
+pack(value, packing) gives a tree; big parts go to blocks through `packing.writer`.  unpack(tree, unpacking) checks all
+of it and raises ValueError, KeyError, TypeError or OperandError for a tree that `pack` does not give.  A state's bytes
+are those of its value alone: what lies beyond a stream's length or between the lanes of a cell is written as zero.
 """
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def unpack_tensor(tree: Any, unpacking: Any) -> Tensor:
     return Tensor(dtype, shape, array.reshape(stored))
 
 
-# -- key/value streams --------------------------------------------------------------------------------------------------
+# -- key/value streams ------------------------------------------------------------------------------------------------
 _page_names: "weakref.WeakKeyDictionary[Page, tuple[weakref.ref[Claim], bytes]]" = weakref.WeakKeyDictionary()
 
 
@@ -167,7 +167,7 @@ def make_page(raw: bytes, rows: int, like: KVStream) -> tuple[Page, Claim]:
     return page, claim
 
 
-# -- recurrent states ---------------------------------------------------------------------------------------------------
+# -- recurrent states -------------------------------------------------------------------------------------------------
 def pack_cells(state: CellState, packing: Any) -> Any:
     """[[layer, part, shape, bytes] ...], h as [runs, length, d_state]."""
     out = []
@@ -181,7 +181,8 @@ def unpack_cells(tree: Any, unpacking: Any) -> CellState:
     cells = {}
     for layer, part, shape, content in tree:
         whole(layer, -2 ** 31, 2 ** 31, "a layer")
-        expect(part in (SCAN, WINDOW) and len(shape) == (3 if part == SCAN else 2), f"a cell {part!r} of shape {shape!r}")
+        rank = {SCAN: 3, WINDOW: 2}.get(part)
+        expect(len(shape) == rank, f"a cell {part!r} of shape {shape!r}")
         shape = tuple(whole(d, 0, 2 ** 40, "a dimension") for d in shape)
         raw = unpacking.data(content, 4 * math.prod(shape))
         if part == SCAN:
@@ -190,7 +191,7 @@ def unpack_cells(tree: Any, unpacking: Any) -> CellState:
     return CellState(cells)
 
 
-# -- models, extensions -------------------------------------------------------------------------------------------------
+# -- models, extensions -----------------------------------------------------------------------------------------------
 def pack_model(state: ModelState, packing: Any) -> Any:
     return packing.model(state.model)
 
@@ -231,7 +232,8 @@ def pack_plain(value: Any, packing: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub" and value.dtype.isnative:
         raw = memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         return ["array", value.dtype.str, list(value.shape), packing.writer.blob(raw)]
-    raise TypeError(f"a {kind.__name__}; an extension's state is plain values, or the extension has `pack` and `unpack`")
+    raise TypeError(f"a {kind.__name__}; an extension's state is plain values, or the extension has `pack` and "
+                    f"`unpack`")
 
 
 def unpack_plain(tree: Any, unpacking: Any) -> Any:

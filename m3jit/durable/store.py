@@ -1,8 +1,8 @@
 """`Store`: a folder that holds versions of programs' states, whole after a crash at any moment.
 
 A commit writes the blocks that are not there yet, syncs them, appends a record to the write-ahead log, syncs that, then
-notes the log's new end in its head.  So a record that can be read has all its blocks, and a commit that was acknowledged
-stays.  One `Store` at a time may write to a folder.
+notes the log's new end in its head.  So a record that can be read has all its blocks, and a commit that was
+acknowledged stays.  One `Store` at a time may write to a folder.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterator
 from m3jit.durable import compaction
 from m3jit.durable.blocks import DATA, Blocks, Writer, pack_places, segment_number, unpack_places
 from m3jit.durable.errors import DamagedStore, StoreError, StoreFull, StoreInUse
-from m3jit.durable.files import Files, SyncFailed
+from m3jit.durable.files import Files, SyncFailed, syncing
 from m3jit.durable.log import Damage, Log
 from m3jit.durable.tree import Ref, TreeError, pack, refs, unpack
 from m3jit.errors import brief
@@ -64,8 +64,8 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path, write: bool = True, files: Files | None = None, repair: bool = False) -> "Store":
-        """The store in a folder.  write: make it if it is not there, and hold it for writing; otherwise it is only read.
-        repair: keep what lies before damage of the log (`damage` says what was cut off).
+        """The store in a folder.  write: make it if it is not there, and hold it for writing; otherwise it is only
+        read.  repair: keep what lies before damage of the log (`damage` says what was cut off).
 
         StoreInUse, DamagedStore, StoreError (no such folder, another kind of folder, a newer format, no permission)."""
         path, files = Path(path), files or Files()
@@ -93,6 +93,8 @@ class Store:
             self.versions = {n: [v for v in vs if not self._wrong(v, set())] for n, vs in self.versions.items()}
             self.compact(keep=None)                    # what is damaged goes with the old log
         elif self.write:
+            if self.log.sure[0] < self.log.records:
+                self.log.confirm()                     # nobody was told of what lies behind the head, but it stands
             self._sweep(names)
 
     def _begin(self) -> None:
@@ -110,11 +112,13 @@ class Store:
 
     def _sweep(self, names: list[str]) -> None:
         """Remove what a crash left: a log nobody finished, segments no version needs."""
-        for name in names:
-            number = segment_number(name)
-            if name == NEW_LOG or number is not None and number not in self.blocks.ends:
-                with contextlib.suppress(OSError):
-                    self.files.remove(self.path / name)
+        left = [n for n in names if n == NEW_LOG or (segment_number(n) or 0) not in {0, *self.blocks.ends}]
+        if left:
+            with syncing():                            # the log's name must be sure before what another log needs goes
+                self.files.sync_folder(self.path)
+        for name in left:
+            with contextlib.suppress(OSError):
+                self.files.remove(self.path / name)
 
     def _replayed(self, payload: bytes, offset: int) -> None:
         """Note a record of the log."""
@@ -275,7 +279,8 @@ class Store:
         `VM.fork` that are stored too.  StoreError: a register holds what cannot be stored (it says which)."""
         from m3jit.durable import version
         with vm._entered():
-            return version.write(self, vm, context or vm.main, name, notes, [vm.snapshots.resolve(h) for h in snapshots])
+            found = [vm.snapshots.resolve(h) for h in snapshots]
+            return version.write(self, vm, context or vm.main, name, notes, found)
 
     def restore(self, vm: Any, name: str, number: int | None = None) -> Restored:
         """Put a committed version into a `VM` of the same program: registers, memory, states, place in the program.
@@ -314,7 +319,8 @@ def _check_folder(path: Path, names: list[str], write: bool) -> None:
         raise StoreError(f"{path}: is not a store: it has no log; name the folder of one")
     others = sorted(set(names) - {LOCK, NEW_LOG})
     if others:
-        raise StoreError(f"{path}: is not a store and not empty (it has {brief(others[0])}); name an empty or new folder")
+        raise StoreError(f"{path}: is not a store and not empty (it has {brief(others[0])}); name an empty or new "
+                         f"folder")
 
 
 def _locked(files: Files, path: Path, write: bool) -> Any:
@@ -351,11 +357,11 @@ def _said(path: Path, action: str) -> Iterator[None]:
     except OSError as e:
         where = e.filename or path
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"{where}: cannot {action}: {e.strerror}; the versions committed before are intact; make room "
-                            f"and try again") from e
+            raise StoreFull(f"{where}: cannot {action}: {e.strerror}; the versions committed before are intact; make "
+                            f"room and try again") from e
         if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreError(f"{where}: cannot {action}: {e.strerror}; a store that may not be written can be read with "
-                             f"Store.open(..., write=False)") from e
+            raise StoreError(f"{where}: cannot {action}: {e.strerror}; a store that may not be written can be read "
+                             f"with Store.open(..., write=False)") from e
         if e.errno == errno.ENOENT:
             raise StoreError(f"{where}: no such file or folder; name the folder of a store") from e
         if e.errno == errno.ENOTDIR:

@@ -1,8 +1,8 @@
 """Trees of plain values as bytes, with references to blocks.
 
 A tree is None, a bool, an integer (signed 64-bit), a float (its bits), bytes, text, a list of trees, or a `Ref`.  One
-tree has one encoding.  `unpack` reads bytes from a disk: it raises TreeError for everything `pack` does not write, reads
-each byte once, and allocates no more than a small multiple of them.
+tree has one encoding.  `unpack` reads bytes from a disk: it raises TreeError for everything `pack` does not write,
+reads each byte once, and allocates no more than a small multiple of them.
 """
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ class _Reader:
             raise TreeError(start, f"no value begins with {tag}")
         count = _u32.unpack(self.take(4))[0]
         if count > len(self.data) - self.at:           # each item has a byte at least
-            raise TreeError(start, f"{count} items or bytes are said to follow, {len(self.data) - self.at} bytes are left")
+            raise TreeError(start, f"{count} items or bytes are said to follow, {len(self.data) - self.at} bytes are "
+                            f"left")
         if tag == _BYTES:
             return self.take(count)
         if tag == _TEXT:

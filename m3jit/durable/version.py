@@ -1,6 +1,7 @@
 """A context's version as a tree: what a snapshot of it holds, and where it stands in its program.
 
-    ["version", 1, program, place, main, named snapshots, given snapshots, models, model handles, extension handles, notes]
+    ["version", 1, program, place, main root, named snapshots, given snapshots, models, model handles,
+     extension handles, notes]
 
 Snapshots that a running context's registers hold are stored with it, as they are kept alive by it; a snapshot that only
 another snapshot names is not, and its handle is then one that was released.  A root whose handles were made in one
@@ -70,7 +71,8 @@ def restore(store: "Store", vm: Any, version: "Version") -> "Restored":
         ctx = vm.main
         status = DONE if loaded.ended else READY
         commit([*ctx.restoring(loaded.root), attribute(ctx, "index", loaded.index), attribute(ctx, "status", status),
-                   attribute(ctx, "newest_snapshot", loaded.newest), attribute(ctx, "trap", None), attribute(ctx, "waiting_for", None),
+                   attribute(ctx, "newest_snapshot", loaded.newest), attribute(ctx, "trap", None),
+                   attribute(ctx, "waiting_for", None),
                    attribute(vm, "_first_trap", None)])
         loaded.settle()
         scheduled = ctx.id in vm.scheduler.contexts
@@ -90,8 +92,8 @@ def load(store: "Store", vm: Any, version: "Version") -> "Loaded":
         expect(tree[1] == LAYOUT, f"its layout is {tree[1]!r}, this version of m3jit reads {LAYOUT}")
         if tree[2] != program_hash(vm.image):
             raise StoreError(f"{where}: was written by another program (its code and data have the hash "
-                             f"{_hex(tree[2])}, those of {vm.image.name} {_hex(program_hash(vm.image))}); restore it with "
-                             f"the program that wrote it, or commit under another name")
+                             f"{_hex(tree[2])}, those of {vm.image.name} {_hex(program_hash(vm.image))}); restore it "
+                             f"with the program that wrote it, or commit under another name")
         return Loaded(store, vm, tree)
     except OperandError as e:
         raise StoreError(f"{where}: {e.message}") from None
@@ -107,8 +109,8 @@ class Loaded:
         pc, self.ended, newest = place
         expect(self.ended.__class__ is bool, "no word on whether it has ended")
         index = vm.image.index_of.get(pc)
-        expect(index is not None or pc == len(vm.image.text), f"its place 0x{whole(pc, 0, 2 ** 40, 'a place'):x} is not "
-               f"the start of an instruction")
+        whole(pc, 0, len(vm.image.text), "its place")
+        expect(index is not None or pc == len(vm.image.text), f"its place 0x{pc:x} is not the start of an instruction")
         self.index = len(vm.image.pcs) if index is None else index
         reading = roots.Unpacking(vm, store, models, model_handles, extension_handles)
         reading.announce(named, given)

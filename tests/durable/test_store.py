@@ -35,8 +35,8 @@ def filled(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("tree", [
-    None, True, False, 0, -2 ** 63, 2 ** 63 - 1, 0.1, -0.0, float("inf"), b"", b"\0" * 300, "", "naïve ☃", [], [[], [None]],
-    Ref(b"n" * 16, 2 ** 63, 9), [1, [2.5, "x", [b"y", Ref(b"0" * 16, 0)]]]])
+    None, True, False, 0, -2 ** 63, 2 ** 63 - 1, 0.1, -0.0, float("inf"), b"", b"\0" * 300, "", "naïve ☃", [],
+    [[], [None]], Ref(b"n" * 16, 2 ** 63, 9), [1, [2.5, "x", [b"y", Ref(b"0" * 16, 0)]]]])
 def test_trees_are_read_as_they_were_written(tree):
     assert repr(unpack(pack(tree))) == repr(tree)
 
@@ -49,7 +49,7 @@ def test_what_is_no_tree_is_refused():
         with pytest.raises((ValueError, TypeError), match=message):
             pack(wrong)
     for raw, message in ((b"", "1 bytes are said to follow, 0"), (b"\x09", "no value begins with 9"),
-                         (b"\x00\x00", "1 bytes behind its end"), (b"\x07\xff\xff\xff\xff", "4294967295 items or bytes"),
+                         (b"\x00\x00", "1 bytes behind its end"), (b"\x07\xff\xff\xff\xff", "4294967295 items or"),
                          (b"\x06\x01\0\0\0\xff", "not UTF-8"), (b"\x07\x01\0\0\0" * 41 + b"\0", "40 lists")):
         with pytest.raises(TreeError, match=message):
             unpack(raw)
@@ -76,7 +76,7 @@ def test_a_block_that_is_there_is_not_written_again(tmp_path):
         assert parts(store, "b") == parts(store, "a")
 
 
-@pytest.mark.parametrize("size", [0, 1, block_files.CHUNK - 1, block_files.CHUNK, block_files.CHUNK + 1, 5 * block_files.CHUNK])
+@pytest.mark.parametrize("size", [0, 1, 2 ** 20 - 1, 2 ** 20, 2 ** 20 + 1, 5 * 2 ** 20])
 def test_blobs_of_any_length(tmp_path, size):
     data = os.urandom(size)
     with Store.open(tmp_path / "s") as store:
@@ -109,7 +109,8 @@ def test_compaction_gives_back_what_nobody_needs(tmp_path):
         assert parts(store, "a") == last and store.latest("a").number == 20 and store.verify() == []
         put(store, "a", kept, b"new")
     with Store.open(tmp_path / "s") as store:
-        assert parts(store, "a") == [kept, b"new"] and parts(store, "b") == [b"small"] and store.latest("a").number == 21
+        assert parts(store, "a") == [kept, b"new"] and parts(store, "b") == [b"small"]
+        assert store.latest("a").number == 21
         assert store.compact(keep=2) >= 0 and parts(store, "a", 20) == last
 
 
@@ -128,7 +129,7 @@ def test_one_writer_at_a_time(tmp_path):
     path = filled(tmp_path / "s")
     with Store.open(path):
         for write in (True, False):
-            with pytest.raises(StoreInUse, match=rf"s: is in use by process {os.getpid()}; close it there, or use another"):
+            with pytest.raises(StoreInUse, match=rf"s: is in use by process {os.getpid()}; close it there, or use"):
                 Store.open(path, write)
         code = f"from m3jit.durable import Store\nStore.open({str(path)!r})"
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -149,7 +150,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
 
 def test_folders_that_are_no_stores(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(StoreError, match=r"is not a store and not empty \(it has notes.txt\); name an empty or new folder"):
+    with pytest.raises(StoreError, match=r"is not a store and not empty \(it has notes.txt\); name an empty or new"):
         Store.open(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(StoreError, match=r"missing: no such file or folder; name the folder of a store"):
@@ -190,7 +191,7 @@ def test_a_newer_format_is_named(tmp_path):
     raw[8:12] = struct.pack("<I", log_file.FORMAT + 1)
     raw[24:40] = log_file.digest(bytes(raw[:24]))
     path.write_bytes(raw)
-    with pytest.raises(StoreError, match=r"log: has format 2; this version of m3jit reads formats up to 1; use the version"):
+    with pytest.raises(StoreError, match=r"log: has format 2; this version of m3jit reads formats up to 1; use the"):
         Store.open(tmp_path / "s")
 
 
@@ -219,7 +220,7 @@ def test_an_acknowledged_commit_that_is_cut_off_is_damage(tmp_path):
     raw = log.read_bytes()
     for cut in (len(raw) - 500, len(raw) - 512, len(raw) - 1500):
         log.write_bytes(raw[:cut])
-        with pytest.raises(DamagedStore, match=r"log: damaged at byte \d+: record \d of 4: .*; `m3jit store DIR --repair` keeps"):
+        with pytest.raises(DamagedStore, match=r"log: damaged at byte \d+: record \d of 4: .*; `m3jit store DIR --rep"):
             Store.open(path)
     with Store.open(path, repair=True) as store:
         assert store.damage is not None and store.latest("a").number == 1 or store.latest("a").number == 2
@@ -292,8 +293,8 @@ def test_a_missing_segment_is_named(tmp_path, monkeypatch):
     (path / "segment-00000001").unlink()
     with Store.open(path) as store:
         assert parts(store, "c") == [b"elsewhere" * 100]
-        with pytest.raises(DamagedStore, match="segment-00000001: damaged at byte 0: the file is missing, and committed "
-                                               "versions need it; restore it from a copy; versions that do not"):
+        with pytest.raises(DamagedStore, match="segment-00000001: damaged at byte 0: the file is missing, and "
+                                               "committed versions need it; restore it from a copy; versions that"):
             parts(store, "a")
         assert len(store.verify()) == 4
     (path / "log").unlink()

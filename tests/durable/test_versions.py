@@ -237,8 +237,8 @@ def test_states_of_extensions(tmp_path, plain, codec):
 def test_an_extension_that_says_nothing_about_its_state(tmp_path):
     vm = counting(False)
     vm.step(2)
-    with pytest.raises(StoreError, match=r"cannot be stored: state #1: a Opaque; an extension's state is plain values, or "
-                                         r"the extension has `pack` and `unpack`"):
+    with pytest.raises(StoreError, match=r"cannot be stored: state #1: a Opaque; an extension's state is plain values, "
+                                         r"or the extension has `pack` and `unpack`"):
         saved(tmp_path, vm)
     vm = counting(False, lambda held: [held.n])
     vm.step(2)
