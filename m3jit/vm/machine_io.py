@@ -222,7 +222,7 @@ def _outside(what: str, action: Callable[[], Any]) -> Any:
     """Call the host's code; what it raises is a StreamError, not an error of m3jit."""
     try:
         return action()
-    except (M3Error, Blocked):
+    except (M3Error, Blocked, MemoryError):
         raise
     except Exception as e:
         raise StreamError(f"{what} raised {type(e).__name__}: {e}") from e

@@ -71,7 +71,7 @@ class SystemView:
             if extension.state:
                 result, new = result
                 self.stores.append(item(*self.ctx.states.place(state_handle.id), ExtensionState(new)))
-        except M3Error:
+        except (M3Error, MemoryError):
             raise
         except Exception as e:
             raise OperandError(f"extension {extension.name} failed: {type(e).__name__}: {e}") from e
