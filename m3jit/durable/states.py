@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from m3jit.isa.cells import SCAN, WINDOW, CellState, cell_of
 from m3jit.isa.kv import KVStream, Layer
 from m3jit.isa.kv_layout import DTYPES as KV_TYPES
 from m3jit.isa.kv_layout import PAGE, KVGeometry, rows_of, storage
-from m3jit.isa.kv_pages import Claim, Mark, Page, PageTable, lock
+from m3jit.isa.kv_pages import Claim, Mark, Page, lock
 from m3jit.isa.types import BY_CODE, MAX_RANK, Tensor
 from m3jit.vm.machine_models import ModelState
 from m3jit.vm.machine_system import ExtensionState
@@ -80,19 +80,7 @@ def unpack_tensor(tree: Any, unpacking: Any) -> Tensor:
 _page_names: "weakref.WeakKeyDictionary[Page, tuple[weakref.ref[Claim], bytes]]" = weakref.WeakKeyDictionary()
 
 
-def _pages_of(layer: Layer) -> Iterator[tuple[Page, Claim | None]]:
-    """The pages a layer's rows reach, each with what keeps all of its 64 rows (None: it is not full)."""
-    count, full = -(-layer.length // PAGE), layer.length // PAGE
-    i = 0
-    for leaf in layer.pages.leaves:
-        for page, hold in zip(leaf.pages, leaf.holds):
-            if i == count:
-                return
-            yield page, (hold or layer.claim) if i < full else None
-            i += 1
-
-
-def _page_name(page: Page, hold: Claim | None, writer: Any) -> bytes:
+def _page_name(page: Page, claim: Claim, writer: Any) -> bytes:
     """The name of a full page's block, written if it is not there.
 
     A page keeps its rows while its claim is alive, so the name is known as long."""
@@ -100,8 +88,7 @@ def _page_name(page: Page, hold: Claim | None, writer: Any) -> bytes:
     if known is not None and known[0]() is not None and writer.has(known[1]):
         return known[1]
     name = writer.item(memoryview(page.data.view(np.uint8)))
-    if hold is not None:
-        _page_names[page] = (weakref.ref(hold), name)
+    _page_names[page] = (weakref.ref(claim), name)
     return name
 
 
@@ -111,11 +98,11 @@ def pack_stream(stream: KVStream, packing: Any) -> Any:
     for number, layer in sorted(stream.layers.items()):
         if not layer.length:
             continue
-        names = []
-        for page, hold in _pages_of(layer):
-            rest = layer.length - len(names) * PAGE
-            names.append(_page_name(page, hold, packing.writer) if rest >= PAGE else
-                         packing.writer.item(memoryview(rows_of(page.data, g, stream.dtype, rest).view(np.uint8))))
+        names = [_page_name(page, claim, packing.writer) for page, claim in layer.whole_pages()]
+        rest = layer.length - len(names) * PAGE
+        if rest:
+            last = rows_of(layer.pages[len(names)].data, g, stream.dtype, rest)
+            names.append(packing.writer.item(memoryview(last.view(np.uint8))))
         layers.append([number, layer.length, packing.writer.table(b"".join(names), stream.page_bytes)])
     return [stream.dtype.code, None if g is None else [g.kv_heads, g.head_dim, g.value_dim, g.shared], layers]
 
@@ -146,13 +133,9 @@ def unpack_stream(tree: Any, unpacking: Any) -> KVStream:
 
 
 def _layer(names: bytes, length: int, like: KVStream, unpacking: Any) -> Layer:
-    pages, holds, claim = [], [], None
-    for i in range(0, len(names), HASH):
-        rows = min(PAGE, length - i // HASH * PAGE)
-        page, claim = unpacking.page(names[i:i + HASH], rows, like)
-        pages.append(page)
-        holds.append(claim if rows == PAGE else None)
-    return Layer(PageTable().spliced(0, pages, holds), length, claim)
+    found = [unpacking.page(names[i:i + HASH], min(PAGE, length - i // HASH * PAGE), like)
+             for i in range(0, len(names), HASH)]
+    return Layer.of([page for page, _ in found], length, [claim for _, claim in found])
 
 
 def make_page(raw: bytes, rows: int, like: KVStream) -> tuple[Page, Claim]:

@@ -24,16 +24,36 @@ from m3jit.isa.kv_pages import NO_PAGES, Claim, Mark, Page, PageTable
 from m3jit.isa.types import F16, DType
 
 
+Held = tuple[Claim, "Held | None"] | None      # claims of whole pages, the last one's first
+
+
 class Layer:
     """Pages and length of one layer; immutable.
 
-    claim: of the rows in the last page that `length` reaches.  reserved: of the rows in the last page of all, where more
-    rows may be written than `length` says."""
-    __slots__ = ("pages", "length", "claim", "reserved")
+    claim: of the rows in the last page that `length` reaches.  held: of all pages before the last one.  reserved: of the
+    rows in the last page of all, where more rows may be written than `length` says."""
+    __slots__ = ("pages", "length", "claim", "held", "reserved")
 
-    def __init__(self, pages: PageTable = NO_PAGES, length: int = 0, claim: Claim | None = None,
+    def __init__(self, pages: PageTable = NO_PAGES, length: int = 0, claim: Claim | None = None, held: Held = None,
                  reserved: Claim | None = None):
-        self.pages, self.length, self.claim, self.reserved = pages, length, claim, reserved
+        self.pages, self.length, self.claim, self.held, self.reserved = pages, length, claim, held, reserved
+
+    @classmethod
+    def of(cls, pages: Sequence[Page], length: int, claims: Sequence[Claim]) -> "Layer":
+        """A layer of these pages, which `length` rows reach, each with a claim of its rows."""
+        held: Held = None
+        for claim in claims[:-1]:
+            held = claim, held
+        return cls(NO_PAGES.spliced(0, pages), length, claims[-1], held)
+
+    def whole_pages(self) -> list[tuple[Page, Claim]]:
+        """The pages all of whose rows it has, with their claims: the rows stay while a claim lives."""
+        count = -(-self.length // PAGE)
+        claims, held = [self.claim], self.held_of(count)
+        while held is not None:
+            claims.append(held[0])
+            held = held[1]
+        return [(page, claim) for page, claim, _ in zip(self.pages, reversed(claims), range(self.length // PAGE))]
 
     @property
     def room(self) -> int:
@@ -42,6 +62,13 @@ class Layer:
             return self.length
         return (len(self.pages) - 1) * PAGE + self.reserved.stop
 
+    def held_of(self, count: int) -> Held:
+        """`held` of the first `count` pages."""
+        held = self.held
+        for _ in range(len(self.pages) - max(count, 1)):
+            held = held[1]
+        return held
+
     def at(self, length: int, number: int) -> "Layer":
         """The layer with another length.  OperandError, InternalError: no such rows (number: the layer's, for messages)."""
         if not 0 <= length <= len(self.pages) * PAGE:
@@ -49,17 +76,19 @@ class Layer:
                                f"not {length}")
         if length > self.room:
             raise InternalError(f"rows up to {length} of layer {number} of the KV stream were not reserved")
+        if not length:
+            return _EMPTY
         count = -(-length // PAGE)
-        pages = self.pages if count == len(self.pages) else self.pages.spliced(count)
-        if not count:
-            return Layer()
         stop = length - (count - 1) * PAGE
-        if self.reserved is not None and count == len(self.pages) and stop == self.reserved.stop:
-            return Layer(pages, length, self.reserved)
-        if length == self.length and self.reserved is None:
-            return Layer(pages, length, self.claim)
+        if count == len(self.pages):
+            if self.reserved is None and length == self.length:
+                return self
+            if self.reserved is not None and stop == self.reserved.stop:
+                return Layer(self.pages, length, self.reserved, self.held)
+        pages = self.pages if count == len(self.pages) else self.pages.spliced(count)
         with kv_pages.lock:
-            return Layer(pages, length, pages[-1].mark.hold(stop))
+            claim = pages[-1].mark.hold(stop)
+        return Layer(pages, length, claim, self.held_of(count))
 
 
 _EMPTY = Layer()
@@ -84,6 +113,7 @@ class _Fresh:
     def __init__(self, geometry: KVGeometry, dtype: DType):
         self.nbytes, self.storage = geometry.page_bytes(dtype), storage(dtype)
         self.marks: dict[tuple[int, int], tuple[Mark, Claim]] = {}
+        self.chains: dict[tuple[int, int], Held] = {}
 
     def mark(self, place: int, stop: int) -> tuple[Mark, Claim]:
         found = self.marks.get((place, stop))
@@ -99,28 +129,32 @@ class _Fresh:
         mark.members += 1
         return page, claim
 
+    def held(self, claim: Claim, below: Held) -> Held:
+        """(claim, below), one object for all layers."""
+        return self.chains.setdefault((id(claim), id(below)), (claim, below))
+
     def reserved(self, old: Layer, rows: int, claim: Claim | None) -> Layer:
         """`old` with room for more rows.  claim: of their share of the last page, None where there is none or they are
         another's: then that page is copied."""
         start, stop = old.length, old.length + rows
-        used, pages, holds = -(-start // PAGE), [], []
-        keep, seal, last = used, old.claim, claim
+        used, pages = -(-start // PAGE), []
+        keep, held = used, old.held_of(used)
+        ours, last = old.claim, claim
         if start % PAGE:
             if claim is None:
-                page, last = self.page(used - 1, min(PAGE, stop - (used - 1) * PAGE), old.pages[used - 1])
-                pages, holds, keep, seal = [page], [last], used - 1, None
-            else:
-                seal = claim
+                page, ours = self.page(used - 1, min(PAGE, stop - (used - 1) * PAGE), old.pages[used - 1])
+                pages, keep, last = [page], used - 1, ours
+            elif stop > used * PAGE:
+                held = self.held(claim, held)
+        elif used:
+            held = self.held(ours, held)
         while (keep + len(pages)) * PAGE < stop:
+            if pages:
+                held = self.held(last, held)
             page, last = self.page(keep + len(pages), min(PAGE, stop - (keep + len(pages)) * PAGE))
             pages.append(page)
-            holds.append(last)
-        if pages:
-            holds[-1] = None                   # of the last page it is the value's
-        if not pages and keep == len(old.pages):
-            return Layer(old.pages, start, old.claim, last)
-        return Layer(old.pages.spliced(keep, pages, holds, seal if pages and keep == used else None), start, old.claim,
-                     last)
+        table = old.pages if not pages and keep == len(old.pages) else old.pages.spliced(keep, pages)
+        return Layer(table, start, ours, held, last)
 
 
 class KVStream:
@@ -148,7 +182,7 @@ class KVStream:
         if length >= 0:
             layers = dict(self._layers)
             for number in self._rank.layers:
-                layers[number] = Layer(layers[number].pages, length, self._claim)
+                layers[number] = Layer(layers[number].pages, length, self._claim, layers[number].held)
             self._layers, self._length = layers, -1
         return self._layers
 
@@ -287,7 +321,7 @@ class KVStream:
         for layer, n in lengths.items():
             old = layers.get(layer, _EMPTY)
             if reserved is not None and layer in self._rank.layers:
-                old = Layer(old.pages, old.length, old.claim, reserved)
+                old = Layer(old.pages, old.length, old.claim, old.held, reserved)
             layers[layer] = old.at(n, layer)
         return KVStream(self.geometry, self.dtype, layers)
 

@@ -8,8 +8,7 @@ kernels reach it.  A version that adds or replaces a page copies one leaf and th
 million positions, 2 KiB.
 
 **Claims.**  Positions beyond the length of every live value are written in place, others never.  A `Claim` keeps
-positions 0 .. stop-1 of some pages: a value holds one for its last page, and a table one for each page that is not its
-last.  A `Mark` knows the claims of its pages, weakly: the furthest live one says where they are free.  So a rolled back
+positions 0 .. stop-1 of some pages: a value holds one for every page it has rows in.  A `Mark` knows the claims of its pages, weakly: the furthest live one says where they are free.  So a rolled back
 value that is the only one left writes where its successors have been, without a copy; and while one of them lives, in a
 snapshot, say, its rows are safe.  Pages that grow together (the last pages of a model's layers) share a mark, so that
 taking a position of all layers is one step.
@@ -159,11 +158,11 @@ def common_mark(pages: Sequence[Page]) -> Mark:
 
 
 class Leaf:
-    """Up to FAN pages.  holds: their claims of all 64 positions (the last one's may be None)."""
-    __slots__ = ("pages", "holds", "table", "address")
+    """Up to FAN pages."""
+    __slots__ = ("pages", "table", "address")
 
-    def __init__(self, pages: tuple[Page, ...], holds: tuple[Claim | None, ...], table: array):
-        self.pages, self.holds, self.table = pages, holds, table
+    def __init__(self, pages: tuple[Page, ...], table: array):
+        self.pages, self.table = pages, table
         self.address = table.buffer_info()[0]
 
 
@@ -176,31 +175,20 @@ class PageTable:
         self.top = array("q", [leaf.address for leaf in leaves])
         self.address = self.top.buffer_info()[0]
 
-    def spliced(self, keep: int, pages: Sequence[Page] = (), holds: Sequence[Claim | None] = (),
-                seal: Claim | None = None) -> PageTable:
-        """The first `keep` pages, then others with their claims.  seal: the claim of page keep-1, if it is not that page's
-        already; without further pages the page that is then last has none."""
+    def spliced(self, keep: int, pages: Sequence[Page] = ()) -> PageTable:
+        """The first `keep` pages, then others."""
         whole, rest = divmod(keep, FAN)
-        if whole and not rest:                       # the leaf of page keep-1 is always made again
-            whole, rest = whole - 1, FAN
-        leaves = self.leaves[:whole]
+        leaves, head, table = self.leaves[:whole], (), array("q")
         if rest:
             leaf = self.leaves[whole]
-            head, kept, table = leaf.pages[:rest], leaf.holds[:rest], leaf.table[:rest]
-            if seal is not None or not pages:
-                kept = (*kept[:-1], seal)
-        else:
-            head, kept, table = (), (), array("q")
-        first = FAN - rest
-        while True:
-            table.extend([page.address for page in pages[:first]])
-            head, kept = (*head, *pages[:first]), (*kept, *holds[:first])
-            if head:
-                leaves = (*leaves, Leaf(head, kept, table))
-            pages, holds, first = pages[first:], holds[first:], FAN
-            if not pages:
-                return PageTable(leaves, keep if not leaves else (len(leaves) - 1) * FAN + len(leaves[-1].pages))
-            head, kept, table = (), (), array("q")
+            head, table = leaf.pages[:rest], leaf.table[:rest]
+        at, room = 0, FAN - rest
+        while head or at < len(pages):
+            more = pages[at:at + room]
+            table.extend([page.address for page in more])
+            leaves = (*leaves, Leaf((*head, *more), table))
+            at, room, head, table = at + room, FAN, (), array("q")
+        return PageTable(leaves, keep + len(pages))
 
     def __len__(self) -> int:
         return self.count

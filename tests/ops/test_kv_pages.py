@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from m3jit.isa import kv_pages, spare
 from m3jit.isa.kv import KVStream, Layer
 from m3jit.isa.kv_layout import FAN, PAGE
-from m3jit.isa.kv_pages import NO_PAGES, Claim, Mark, Page, PageTable
+from m3jit.isa.kv_pages import NO_PAGES, Mark, Page, PageTable
 
 LAYERS = (0, 1, 2)
 DIM = 2
@@ -38,35 +38,22 @@ def test_tables_are_lists(steps):
         table, pages = made[-1 - which % len(made)]
         keep = min(keep, len(pages))
         new = [page() for _ in range(more)]
-        made.append((table.spliced(keep, new, [None] * more), pages[:keep] + new))
+        made.append((table.spliced(keep, new), pages[:keep] + new))
     for table, pages in made:
         assert list(table) == pages and len(table) == len(pages)
         assert [table[i] for i in range(len(pages))] == pages
         assert listed(table) == [p.address for p in pages] == table.addresses().tolist()
         assert table.address == table.top.buffer_info()[0]
-        assert all(len(leaf.pages) == len(leaf.holds) for leaf in table.leaves)
         assert all(len(leaf.pages) == FAN for leaf in table.leaves[:-1])
     with pytest.raises(IndexError):
         made[-1][0][len(made[-1][1])]
 
 
-def test_holds_go_with_their_pages():
-    claims = [Claim(PAGE) for _ in range(3)]
-    table = NO_PAGES.spliced(0, [page() for _ in range(3)], [claims[0], claims[1], None])
-    longer = table.spliced(3, [page()], [None], claims[2])
-    assert [h for leaf in longer.leaves for h in leaf.holds] == [*claims, None]
-    assert longer.spliced(2).leaves[0].holds == (claims[0], None), "the last page is held by the value"
-    other = longer.spliced(2, [page()], [None])                     # the last one replaced
-    assert other.leaves[0].holds == (*claims[:2], None)
-    full = NO_PAGES.spliced(0, [page() for _ in range(FAN)], [None] * FAN)
-    assert full.spliced(FAN, [page()], [None], claims[0]).leaves[0].holds[-1] is claims[0]
-
-
 def test_a_long_table_shares_its_leaves():
     pages = [page()] * (5 * FAN)
-    table = NO_PAGES.spliced(0, pages, [None] * len(pages))
-    longer = table.spliced(len(pages), [page()], [None], Claim(PAGE))
-    assert longer.leaves[:4] == table.leaves[:4] and len(longer.leaves) == 6
+    table = NO_PAGES.spliced(0, pages)
+    longer = table.spliced(len(pages), [page()])
+    assert longer.leaves[:5] == table.leaves and len(longer.leaves) == 6
     assert isinstance(longer.top, array) and len(longer.top) == 6
 
 
@@ -176,6 +163,10 @@ def audit(values: list[KVStream]) -> None:
         for layer in s.layers.values():
             for i, p in enumerate(layer.pages):
                 reach[p] = max(reach.get(p, 0), min(PAGE, layer.length - i * PAGE))
+            held, chain = layer.held, []
+            while held:
+                held, chain = held[1], [held[0], *chain]
+            assert [c.stop for c in chain] == [PAGE] * (len(layer.pages) - 1)
     for p, n in reach.items():
         assert p.claimed >= n
 
