@@ -125,8 +125,8 @@ def statistics(vm: Any, output: Output, seconds: float, began: float) -> str:
     rows += _tokens(vm, output)
     if vm.regions is not None and vm.regions.regions:
         regions, compiler = vm.regions.regions, vm.regions.compiler
-        rows.append(("regions", f"{len(regions)} compiled, entered {sum(r.entries for r in regions):,} times, "
-                                f"{sum(r.retired for r in regions):,} instructions"))
+        rows.append(("regions", f"{len(regions)} compiled, entered {sum(r.entries for r in regions):,} times"))
+        rows.append(("compiled", f"{vm.regions.retired:,} of {n:,} instructions, {vm.regions.retired / max(n, 1):.1%}"))
         rows.append(("compiling", ", ".join(f"{k} {1e3 * v:.0f} ms" for k, v in compiler.timings.items())))
         made = getattr(compiler.engine, "statistics", None)
         if made is not None:

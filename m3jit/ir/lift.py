@@ -24,6 +24,7 @@ from m3jit.isa.types import F32
 MAX_VERSIONS = 4
 HUGE = 1 << 62                            # more than any dimension
 MAX_INSTRUCTIONS = 20_000
+FULL, VARIANTS = "the region is full", "too many type variants"     # of exits: the next region may begin right there
 Key = Any        # ("R", 5), ("S", 0), ("V", 1), "flags", "rng", ("kvlen", ("S", 0), layer),
                  # ("cell", ("S", 0), layer, part, shape)
 _BANKS = {0: "R", 1: "V", 2: "S"}
@@ -271,7 +272,7 @@ class Lifter(Recorder):
         target = self.versions.get((pc, signature))
         if target is None:
             if sum(1 for p, _ in self.versions if p == pc) >= MAX_VERSIONS:
-                return self._leave_block(pc, "too many type variants")
+                return self._leave_block(pc, VARIANTS)
             target = Block(f"b{pc:x}" + (f"_{n}" if (n := sum(1 for p, _ in self.versions if p == pc)) else ""), pc)
             target.params = [Node("param", v.type, attrs={"key": k}) for k, v in values.items()]
             if pc in self.back_targets:
@@ -294,9 +295,10 @@ class Lifter(Recorder):
             self.pc = pc
             ins = self.view.at(pc)
             stop = pc in self.entry.stop_at and pc != self.entry.pc
-            if ins is None or stop or ins.op.route not in ("value", "control") or \
-                    self.instructions > MAX_INSTRUCTIONS:
+            if ins is None or stop or ins.op.route not in ("value", "control"):
                 return self.finish(self.leave(pc, ins.op.name if ins is not None else "end of program"))
+            if self.instructions > MAX_INSTRUCTIONS:
+                return self.finish(self.leave(pc, FULL))
             if ins.op.route == "control":
                 end = self.control(ins)
                 if end is not None:

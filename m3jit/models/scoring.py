@@ -39,7 +39,6 @@ def write_prompt(w: Any, vocabulary: int) -> None:
     w("SLICE rRow, rRamp, START=0 LEN=rLen")
     w("ADD rPlace, rPlace, rRow", "where the logits of the tokens behind are, in all of a chunk")
     w("ADD rAt, rAt, rLen")
-    w("JUMP forward")
     w()
     w("forward:", "rIds [T] -> rX [T, width]")
     w("ADD rNext, rPos, rLen")

@@ -238,7 +238,7 @@ class Batch:
         self.joined += together.joined - before[1]
         for m, (info, retired) in zip(members, left):
             m.vm.seconds += share
-            m.at.parked.jit.count(region, retired)
+            m.at.parked.jit.left(region, info, retired)
             self._guarded(m, m.leave, info, retired)
         return True
 

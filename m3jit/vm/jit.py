@@ -1,9 +1,10 @@
 """Decides what to compile, keeps the compiled variants of every entry point, and moves contexts through them.
 
-An entry point is the program's start, a branch target, or the instruction after a slow-path one.  At its first visits
-it is interpreted; it is compiled when it holds enough work (large tensors, weights) or has been visited often.  Each
-entry keeps up to `MAX_VARIANTS` variants, one per set of live-in types.  What cannot be compiled is interpreted: the
-bytes are the same.
+An entry point is the program's start, a branch target, or the instruction after a slow-path one; the instruction after
+one at which a region was left, because it cannot be compiled for the types at hand, becomes one then.  At its first
+visits it is interpreted; it is compiled when it holds enough work (large tensors, weights) or has been visited often.
+Each entry keeps up to `MAX_VARIANTS` variants, one per set of live-in types.  What cannot be compiled is interpreted:
+the bytes are the same.
 """
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable
 
-from m3jit.ir.lift import Entry, Lifter
+from m3jit.ir.lift import FULL, VARIANTS, Entry, Lifter
 from m3jit.ir.lower import Region, lower
 from m3jit.ir.passes import PassLog, run_passes
 from m3jit.ir.passes.fuse import Group
-from m3jit.ir.tensor import Function, Node, Retired, Sym, TensorType, eval_dim
+from m3jit.ir.tensor import Function, Leave, Node, Retired, Sym, TensorType, eval_dim
 from m3jit.isa.types import Tensor
 from m3jit.vm.ahead import companions, run_with
 from m3jit.vm.commit import attribute, commit, commit_columns, item
@@ -39,7 +40,9 @@ class Point:
     visits: int = 0
     variants: list[CompiledRegion] = field(default_factory=list)
     looked: bool = False
-    dead: bool = False          # nothing at this pc can be compiled
+    dead: bool = False          # nothing at this pc can be compiled, or is worth it
+    refused: bool = False       # the instruction itself cannot be compiled
+    ends: tuple[tuple[int, str], ...] = ()           # pc, reason of the region's ends, from the last lifting
     weight: int = 0             # bytes one pass touches, from the first lifting
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -96,11 +99,13 @@ class Jit:
         self.image, self.machine, self.compiler, self.eager = image, machine, compiler, eager
         self.stop_address = stop_word.word.ctypes.data
         self.points = points if points is not None else new_points(image)
-        self.entries: Iterable[int] = tuple(pc for pc, point in self.points.items() if not point.dead)
+        self.entries: Iterable[int] = tuple(pc for pc, point in list(self.points.items()) if not point.dead)
         self.interpreter: Any = None             # set by the machine: asked to stop asking about dead points
         self.log: list[str] = []
         self.regions: list[CompiledRegion] = []  # those this machine has entered, in order of first use
         self.used: set[CompiledRegion] = set()
+        self.retired = 0                         # instructions of this machine that were done in regions
+        self.passed: set[int] = set()            # pcs behind which this machine goes on in compiled code, if it can
 
     # -- program view for lifting -----------------------------------------------------------------------------------
     @property
@@ -118,6 +123,8 @@ class Jit:
         point = self.points[pc]
         if point.dead:
             self._give_up(point)                 # another machine of the program found out
+            if point.refused:
+                self._pass(pc, "")
             return None
         if ctx.interrupt and ctx.looked == (ctx.retired, ctx.index) and ctx.sees_interrupt() and \
                 not self.machine.vm.recorder.replaying:
@@ -150,7 +157,7 @@ class Jit:
             region.seconds += time.perf_counter() - start
         else:
             info, retired = self._enter(ctx, regs, region, syms)
-        self.count(region, retired)
+        self.left(region, info, retired)
         ctx.retired += retired
         if info is None:
             return region.region.function.entry_pc if self.machine.stop.raised else None
@@ -174,16 +181,42 @@ class Jit:
                 return left
         return region.run(regs, syms, self.stop_address, ctx.budget)
 
-    def count(self, region: CompiledRegion, retired: int) -> None:
-        """Note an entry of this machine into a region."""
+    def left(self, region: CompiledRegion, info: Any, retired: int) -> None:
+        """Note that this machine has entered a region and left it by exit `info` (None: it gave up)."""
         if region not in self.used:
             self.used.add(region)
             self.regions.append(region)
         region.entries += 1
         region.retired += retired
+        self.retired += retired
+        if info is not None:
+            self._pass(info.pc, info.reason)
+
+    def _pass_ends(self, point: Point) -> None:
+        """`_pass` the ends of a region that may be interpreted for now: what follows need not be."""
+        for pc, reason in point.ends:
+            self._pass(pc, reason)
+
+    def _pass(self, pc: int, reason: str) -> None:
+        """A region ends before pc: let what follows be an entry point, or it is interpreted up to the next branch."""
+        if pc in self.passed or reason == "poll":
+            return
+        self.passed.add(pc)
+        ins = self.image.at(pc)
+        if ins is None:
+            return
+        behind = pc if reason in (FULL, VARIANTS) else pc + ins.size
+        if self.image.at(behind) is None:
+            return
+        point = self.points.setdefault(behind, Point(behind))
+        if point.refused:
+            self._pass(behind, "")
+        elif not point.dead and self.interpreter is not None:
+            self.interpreter.mark_entry(behind)
 
     # -- compiling --------------------------------------------------------------------------------------------------
     def _consider(self, ctx: Any, regs: "ContextRegisters", point: Point) -> CompiledRegion | None:
+        self._pass_ends(point)
         if len(point.variants) >= MAX_VARIANTS:
             return None
         if not self.eager and point.looked and not point.variants and point.weight < ENOUGH_BYTES and \
@@ -192,9 +225,13 @@ class Jit:
         lifted = self._lift(regs, point.pc)
         if lifted is None:
             if not point.looked:
+                point.refused = True
                 self._give_up(point)
+            self._pass(point.pc, "")
             return None
         f, syms = lifted
+        point.ends = tuple((b.end.pc, b.end.reason) for b in f.blocks if isinstance(b.end, Leave))
+        self._pass_ends(point)
         point.looked = True
         point.weight = touched_bytes(f, syms)
         loop = any(b.poll for b in f.blocks)
@@ -245,7 +282,7 @@ class Parked:
     def run(self) -> tuple[Any, int]:
         """Enter it alone: (exit or None, retired instructions)."""
         info, retired = self.region.run(self.regs, self.syms, self.jit.stop_address, self.budget)
-        self.jit.count(self.region, retired)
+        self.jit.left(self.region, info, retired)
         return info, retired
 
 

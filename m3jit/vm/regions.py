@@ -64,6 +64,9 @@ class DeferredRegions:
         if self._real is None:
             self._real = _jit(self._vm, "auto", self._threads)
             self._real.interpreter = self._interpreter
+            if self._interpreter is not None:
+                for pc in self._real.entries:        # other machines of the program may have found more
+                    self._interpreter.mark_entry(pc)
         return self._real
 
     @property
