@@ -13,7 +13,7 @@ from m3jit.errors import Interrupted
 from m3jit.models import hosted
 from m3jit.models.grammar import GrammarError
 
-FinishReason = Literal["stop", "length", "context", "cancelled"]
+FinishReason = Literal["stop", "length", "context", "cancelled", "edited"]
 _REASONS: dict[int, FinishReason] = {hosted.STOP: "stop", hosted.LENGTH: "length", hosted.CONTEXT: "context",
                                      hosted.INTERRUPTED: "cancelled"}
 
@@ -81,6 +81,7 @@ class GeneratedText:
         self.prompt_tokens, self.reused_tokens = len(prompt), 0         # of the prompt: not computed, but known
         self.keeper: Any = None                         # takes states of the text (m3jit.api.prefixes)
         self.tokens: list[int] = []
+        self.said_before = 0                            # tokens of the text that another machine generated
         self.random: list[int] = []                     # the random stream behind each token
         self.ready: deque[Piece] = deque()
         self.finish_reason: FinishReason | None = None
@@ -113,6 +114,19 @@ class GeneratedText:
         if self._stops.found is not None:
             self.vm.interrupt()
 
+    def go_on(self, before: "GeneratedText") -> None:
+        """Say what follows another text, whose machine is gone: this one's begins behind its tokens."""
+        self.said_before = before.said_before + len(before.tokens)
+        self._decoder, self._stops = before._decoder, before._stops
+
+    def complete(self, full: bool) -> bool:
+        """Whether nothing may follow the tokens so far: a stop string came, or, as the caller says, there are as many as
+        asked for.  Appends the last piece then."""
+        if self._stops.found is None and not full:
+            return False
+        self._conclude("stop" if self._stops.found is not None else "length", stopped=True)
+        return True
+
     def _logprobs(self, token: int, chosen: bytes, best: np.ndarray, ids: np.ndarray) -> TokenLogprobs:
         top = zip(ids.reshape(-1)[:self._wanted].tolist(), best.reshape(-1)[:self._wanted].tolist())
         return TokenLogprobs(self._choice(token, struct.unpack("<d", chosen)[0]),
@@ -132,15 +146,18 @@ class GeneratedText:
         if error is not None and not isinstance(error, Interrupted):
             self.error = fault(error)
             return
-        found = self._stops.found is not None
-        if found:
+        if self._stops.found is not None:
             reason: FinishReason = "stop"
         elif error is not None:
             reason = "cancelled"
         else:
             reason = _REASONS[self.vm.get("rFinish")]
+        self._conclude(reason, stopped=error is not None)
+
+    def _conclude(self, reason: FinishReason, stopped: bool) -> None:
+        found = self._stops.found is not None
         rest = "" if found else self._stops.feed(self._decoder.flush()) + self._stops.flush()
         self.finish_reason = reason
         if self.keeper is not None:
-            self.keeper.end(self.tokens, stopped=error is not None)
+            self.keeper.end(self.tokens, stopped)
         self.ready.append(Piece(rest, finish_reason=reason))

@@ -54,7 +54,8 @@ class Keeper:
         """The machine has ended; stopped: from outside, anywhere in its program."""
         rows = self._vm.get("rPos")
         if isinstance(rows, int) and rows:
-            self._take(rows, tokens, stopped=stopped)
+            fresh = not tokens and not stopped and rows == len(self._ids)     # it ended where it would have begun
+            self._take(rows, tokens, logits=fresh, stopped=stopped)
 
     def _take(self, rows: int, tokens: Sequence[int], logits: bool = False, stopped: bool = False) -> None:
         states = self._vm.states(KVStream, CellState)

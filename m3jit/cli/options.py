@@ -43,8 +43,11 @@ class Finite(click.ParamType):
 
 
 class Size(click.ParamType):
-    """Bytes of "512M", "2g", "1000000"."""
+    """Bytes of "512M", "2g", "1000000".  zero: whether 0 is one."""
     name = "size"
+
+    def __init__(self, zero: bool = False):
+        self.zero = zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The bytes; click's BadParameter otherwise."""
@@ -57,7 +60,7 @@ class Size(click.ParamType):
             size = int(float(number) * UNITS[unit])
         except (ValueError, OverflowError):
             self.fail(f"{value}: expected a size such as 512M or 2G", param, ctx)
-        if size < SMALLEST:
+        if size < SMALLEST and not (self.zero and size == 0):
             self.fail(f"{value}: less than a megabyte holds no program", param, ctx)
         if size > LARGEST:
             self.fail(f"{value}: more than any machine has; expected a size such as 512M or 2G", param, ctx)

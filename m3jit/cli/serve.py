@@ -31,14 +31,23 @@ WAITING_FOR_VECTORS = 8                                # requests; each takes a 
 @click.option("--max-body", type=Size(), metavar="SIZE", default="4M", show_default=True, help="Largest request.")
 @click.option("--drain", type=Finite(0, 86400), metavar="SECONDS", default=10, show_default=True,
               help="How long the end waits for texts that are being generated.")
+@click.option("--body-timeout", type=Finite(0.01, 86400), metavar="SECONDS", default=30, show_default=True,
+              help="How long a client may take to send a request.")
+@click.option("--prefix-memory", type=Size(zero=True), metavar="SIZE", default="512M", show_default=True,
+              help="Memory for states of earlier texts, from which prompts that begin like them start; 0: none.")
+@click.option("--keep-responses", type=click.IntRange(0), metavar="N", default=64, show_default=True,
+              help="Responses that can be edited after they have ended; 0: none can, running or not.")
+@click.option("--keep-memory", type=Size(zero=True), metavar="SIZE", default="256M", show_default=True,
+              help="Memory that these may reach.")
 @click.option("--memory-limit", type=Size(), metavar="SIZE",
               help="Most memory; a text that wants more ends with an error [three quarters of what is free].")
 @click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
 @weights_options
 def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[str, ...], batch: int, queue: int,
-          context: int | None, chat_template: str | None, max_body: int, drain: float, threads: int | None,
-          backend: str, memory_limit: int | None, kv_type: str | None, lora: tuple[str, ...]) -> int:
+          context: int | None, chat_template: str | None, max_body: int, drain: float, body_timeout: float,
+          prefix_memory: int, keep_responses: int, keep_memory: int, threads: int | None, backend: str,
+          memory_limit: int | None, kv_type: str | None, lora: tuple[str, ...]) -> int:
     """Serve MODEL (a file, a folder, a name, or the embedded default) over HTTP, as OpenAI's clients expect it."""
     from m3jit.api.generation import load_model
     from m3jit.cli.chat import template_text
@@ -59,10 +68,10 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
     if found.generates:
         loaded = load_model(model, backend=backend, threads=threads, context=context,
                             chat_template=template_text(chat_template),
-                            options=model_options({"kv_type": kv_type, "lora": lora}))
+                            options=model_options({"kv_type": kv_type, "lora": lora}), prefix_memory=prefix_memory)
     vectors = Vectors(model, backend, threads, min(queue, WAITING_FOR_VECTORS))
     server = Server(loaded, vectors, names or (os.path.basename(model),), host=host, port=port, batch=batch,
-                    queue=queue, limits=Limits(keys, max_body, drain))
+                    queue=queue, limits=Limits(keys, max_body, drain, body_timeout, keep_responses, keep_memory))
     if not keys and not ipaddress.ip_address(server.host).is_loopback:
         note(f"warning: whoever reaches {server.host} can use this server; give it an --api-key")
     note(f"serving {found.name} at {server.url}/v1")

@@ -19,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 from m3jit.api.generated import Piece
 from m3jit.api.generation import LanguageModel, Settings
 from m3jit.errors import M3Error, UserError
-from m3jit.serve import embeddings, requests
-from m3jit.serve.engine import Busy, Engine, Stopping
+from m3jit.serve import editing, embeddings, requests
+from m3jit.serve.engine import Busy, Engine, Fork, Job, Stopping, Ticket, ignore
 from m3jit.serve.errors import ApiError
+from m3jit.serve.kept import COUNT, MEMORY, Given, Kept
 from m3jit.serve.metrics import Metrics
 from m3jit.serve.replies import DONE, ChatReply, CompletionReply, Reply, event
 
@@ -30,10 +31,15 @@ GONE_STATUS = 499                                      # nginx's number for a cl
 
 @dataclass(frozen=True)
 class Limits:
-    """keys: of clients, none lets everybody in.  body: bytes of a request.  drain: seconds a stop waits for texts."""
+    """keys: of clients, none lets everybody in.  body: bytes of a request.  drain: seconds a stop waits for texts.
+    body_seconds: in which a request's body has to arrive.  kept, kept_bytes: responses that can be edited after they
+    have ended, and the memory they may reach."""
     keys: tuple[str, ...] = ()
     body: int = 4 << 20
     drain: float = 10.0
+    body_seconds: float = 30.0
+    kept: int = COUNT
+    kept_bytes: int = MEMORY
 
 
 class ClientGone(Exception):
@@ -50,19 +56,21 @@ async def _until_gone(receive: Receive, then: Callable[[], None]) -> None:
 class Texts:
     """The texts of one request, from the queue to their end."""
 
-    def __init__(self, engine: Engine, jobs: Sequence[tuple[list[int], Settings]], receive: Receive):
+    def __init__(self, engine: Engine, jobs: Sequence[Job], receive: Receive, ended: Callable[[], None]):
         loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._left = len(jobs)
 
         def deliver(index: int) -> Callable[..., None]:
             def put(*found: Any) -> None:
+                if found[-1]:
+                    ended()                            # before the client knows
                 try:
                     loop.call_soon_threadsafe(self._events.put_nowait, (index, *found))
                 except RuntimeError:                   # the loop has ended: nobody reads any more
                     pass
             return put
-        self._tickets = engine.submit([(ids, settings, deliver(i)) for i, (ids, settings) in enumerate(jobs)])
+        self.tickets = engine.submit([replace(job, deliver=deliver(i)) for i, job in enumerate(jobs)])
         self._watch = loop.create_task(_until_gone(receive, lambda: self._events.put_nowait(None)))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
@@ -81,7 +89,7 @@ class Texts:
     def close(self) -> None:
         """Cancel what has not ended."""
         self._watch.cancel()
-        for ticket in self._tickets:
+        for ticket in self.tickets:
             ticket.cancel()
 
 
@@ -133,9 +141,11 @@ class Service:
     """The endpoints of one model.  engine None: the model gives vectors only."""
 
     def __init__(self, engine: Engine | None, vectors: embeddings.Vectors, names: Sequence[str], limits: Limits,
-                 metrics: Metrics):
+                 metrics: Metrics, kept: Kept):
         self._engine, self.vectors, self.metrics = engine, vectors, metrics
-        self.names, self.limits = tuple(names), limits
+        self.names, self.limits, self.kept = tuple(names), limits, kept
+        metrics.watch("m3jit_kept_responses", "Responses that can be edited.", lambda: len(self.kept))
+        metrics.watch("m3jit_kept_bytes", "Memory that those of them that have ended reach.", lambda: self.kept.bytes)
 
     @property
     def engine(self) -> Engine:
@@ -156,8 +166,8 @@ class Service:
         ids = await run_in_threadpool(self._prepare, lambda: self.model.chat_tokens(asked.messages, tools=asked.tools),
                                       asked.text.settings)
         jobs = self._jobs([ids], asked.text)
-        reply = ChatReply(self.names[0], [s.seed for _, s in jobs], len(ids), asked.names)
-        return await self._answer(request, jobs, reply, asked.text)
+        reply = ChatReply(self.names[0], _seeds(jobs), len(ids), asked.names)
+        return await self._answer(request, jobs, reply, asked.text.stream, asked.text.usage)
 
     async def complete(self, request: Request) -> Response:
         asked = requests.completion_request(requests.parse(await self._body(request)))
@@ -167,8 +177,35 @@ class Service:
         jobs = self._jobs(prompts, asked.text)
         echoes = [(p if isinstance(p, str) else self.model.decode(p)) if asked.echo else "" for p in asked.prompts
                   for _ in range(asked.text.choices)]
-        reply = CompletionReply(self.names[0], [s.seed for _, s in jobs], sum(map(len, prompts)), echoes)
-        return await self._answer(request, jobs, reply, asked.text)
+        reply = CompletionReply(self.names[0], _seeds(jobs), sum(map(len, prompts)), echoes)
+        return await self._answer(request, jobs, reply, asked.text.stream, asked.text.usage)
+
+    async def edit_chat(self, request: Request) -> Response:
+        return await self._edit(request, ChatReply.kind)
+
+    async def edit_completion(self, request: Request) -> Response:
+        return await self._edit(request, CompletionReply.kind)
+
+    async def _edit(self, request: Request, kind: str) -> Response:
+        """Go back to a place in a response, and on behind what is put there (m3jit.serve.editing)."""
+        asked = editing.edit_request(requests.parse(await self._body(request)))
+        if asked.model is not None:
+            requests.same_model(asked.model, self.names)
+        given = self.kept.find(request.path_params["name"], kind)
+        if asked.choice >= len(given.texts):
+            raise ApiError(400, f"choice: {asked.choice}, but the response has {len(given.texts)}; they count from 0",
+                           "invalid_value", "choice")
+        original = given.texts[asked.choice]
+        edit = await run_in_threadpool(editing.plan, self.model, original, asked)
+        original.stop()                                # now that nothing can be wrong any more
+        await run_in_threadpool(original.done.wait)
+        jobs = await run_in_threadpool(edit.jobs, self.model, original, asked.alternatives)
+        count, seeds = len(jobs[0].ids), _seeds(jobs)
+        reply = ChatReply(self.names[0], seeds, count, given.names) if kind == ChatReply.kind else \
+            CompletionReply(self.names[0], seeds, count, [""] * len(jobs))
+        reply.edited = {**edit.facts(self.model, given.id, asked.choice), "seeds": seeds}
+        self.metrics.count("m3jit_edits_total")
+        return await self._answer(request, jobs, reply, asked.stream, asked.usage)
 
     def _prepare(self, tokens: Callable[[], list[int]], settings: Settings) -> list[int]:
         """The prompt's token ids; whatever is wrong with the request is said before it waits."""
@@ -176,16 +213,23 @@ class Service:
         self.model.check(len(ids), settings)
         return ids
 
-    def _jobs(self, prompts: Sequence[list[int]], asked: requests.TextRequest) -> list[tuple[list[int], Settings]]:
-        """Every text has a seed of its own; a request without one gets one by chance, and is told it."""
-        seed = asked.settings.seed if asked.settings.seed is not None else secrets.randbits(53)
-        return [(ids, replace(asked.settings, seed=(seed + i) % 2 ** 64))
-                for ids in prompts for i in range(asked.choices)]
+    def _jobs(self, prompts: Sequence[list[int]], asked: requests.TextRequest) -> list[Job]:
+        """Every text has a seed of its own; a request without one gets one by chance, and is told it.  Texts of one
+        prompt go on from one point."""
+        first, n = asked.settings.seed if asked.settings.seed is not None else secrets.randbits(53), asked.choices
+        seeds = [(first + i) % 2 ** 64 for i in range(n)]
+        forks = [Fork() if n > 1 else None for _ in prompts]
+        return [Job(ids, replace(asked.settings, seed=seed), ignore, random=(seed,), fork=fork,
+                    remember=self.kept.count > 0) for ids, fork in zip(prompts, forks) for seed in seeds]
 
-    async def _answer(self, request: Request, jobs: Any, reply: Reply, asked: requests.TextRequest) -> Response:
-        texts = Texts(self.engine, jobs, request.receive)
-        if asked.stream:
-            return EventStream(texts, reply, asked.usage)
+    async def _answer(self, request: Request, jobs: Sequence[Job], reply: Reply, stream: bool, usage: bool) -> Response:
+        given = Given(reply.id, reply.kind, getattr(reply, "names", ()))
+        texts = Texts(self.engine, jobs, request.receive, lambda: self.kept.settle(given))
+        given.texts = texts.tickets
+        reply.cached = lambda: _cached(texts.tickets)
+        self.kept.add(given)
+        if stream:
+            return EventStream(texts, reply, usage)
         try:
             async for index, piece in texts.pieces():
                 for _ in reply.take(index, piece):
@@ -228,12 +272,18 @@ class Service:
     async def _body(self, request: Request) -> bytes:
         """The body, up to the limit."""
         size, parts = 0, []
-        async for part in request.stream():
-            size += len(part)
-            if size > self.limits.body:
-                raise ApiError(413, f"the body has more than {self.limits.body} bytes, the most this server takes",
-                               "body_too_large")
-            parts.append(part)
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > self.limits.body:
+                        raise ApiError(413, f"the body has more than {self.limits.body} bytes, the most this server takes",
+                                       "body_too_large")
+                    parts.append(part)
+        except TimeoutError:
+            raise ApiError(408, f"the body was not here {self.limits.body_seconds:g} s after the request's beginning "
+                                f"({size} bytes were); send it faster", "request_timeout", None,
+                           {"Connection": "close"}) from None
         return b"".join(parts)
 
     def check_key(self, request: Request) -> None:
@@ -268,10 +318,22 @@ class Service:
         return handle
 
 
+def _seeds(jobs: Sequence[Job]) -> list[int]:
+    return [job.settings.seed or 0 for job in jobs]
+
+
+def _cached(tickets: Sequence[Ticket]) -> int:
+    """Prompt tokens that were not computed, each prompt once."""
+    prompts: dict[tuple[int, ...], int] = {}
+    for ticket in tickets:
+        prompts.setdefault(tuple(ticket.job.ids), ticket.reused)
+    return sum(prompts.values())
+
+
 def application(engine: Engine | None, vectors: embeddings.Vectors, names: Sequence[str], limits: Limits,
-                metrics: Metrics) -> Starlette:
+                metrics: Metrics, kept: Kept) -> Starlette:
     """The ASGI application of a model; its end closes the engine."""
-    service = Service(engine, vectors, names, limits, metrics)
+    service = Service(engine, vectors, names, limits, metrics, kept)
 
     def route(path: str, handler: Callable[[Request], Any], method: str) -> Route:
         return Route(path, service.endpoint(handler), methods=[method])
@@ -289,6 +351,8 @@ def application(engine: Engine | None, vectors: embeddings.Vectors, names: Seque
             await run_in_threadpool(engine.close, limits.drain)
     return Starlette(routes=[
         route("/v1/chat/completions", service.chat, "POST"), route("/v1/completions", service.complete, "POST"),
+        route("/v1/chat/completions/{name}/edit", service.edit_chat, "POST"),
+        route("/v1/completions/{name}/edit", service.edit_completion, "POST"),
         route("/v1/embeddings", service.embed, "POST"), route("/v1/models", service.models, "GET"),
         route("/v1/models/{name:path}", service.models, "GET"), route("/health", service.health, "GET"),
         route("/metrics", service.show_metrics, "GET")],

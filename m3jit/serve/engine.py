@@ -3,20 +3,31 @@
 Requests wait in a bounded queue; at most `batch` texts are generated at once, a round (`m3jit.Batch.step`) moves each
 of them by a token or by a chunk of its prompt, and texts join and leave between rounds.  What a text says does not
 depend on the others.
+
+Texts that begin with one prompt (the alternatives of a request) share a `Fork`: the first computes the prompt, the
+others wait for it in the queue and begin behind it.
 """
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Sequence
 
-from m3jit.api.generated import GeneratedText, Piece
+from m3jit.api.checkpoints import Checkpoint
+from m3jit.api.generated import FinishReason, GeneratedText, Piece
 from m3jit.api.generation import LanguageModel, Settings
 from m3jit.serve.metrics import Metrics
 from m3jit.vm.batch import Batch, Member
 
 QUEUED, ACTIVE, ENDED = "queued", "active", "ended"
+EDITED: FinishReason = "edited"                        # why a text ended that an edit took the place of
+INDEX_METRICS = (("searches", "Prompts looked up in the prefix index.", "counter"),
+                 ("hits", "Prompts that began with known tokens.", "counter"),
+                 ("dropped", "States that the prefix index dropped for their memory.", "counter"),
+                 ("versions", "States in the prefix index.", "gauge"),
+                 ("bytes", "Memory that states in the prefix index reach.", "gauge"))
 Deliver = Callable[[list[Piece], "BaseException | None", bool], None]
 
 
@@ -32,19 +43,75 @@ class Stopping(Exception):
     """The engine takes no more texts."""
 
 
-class Ticket:
-    """A text's place in the engine.  `deliver(pieces, error, ended)` is called from the engine's thread."""
+class Fork:
+    """The point where texts with one prompt part.  known: the states there, when they are computed; computing: the text
+    that does it."""
 
-    def __init__(self, engine: "Engine", ids: Sequence[int], settings: Settings, deliver: Deliver):
-        self.engine, self.ids, self.settings, self.deliver = engine, ids, settings, deliver
-        self.state, self.cancelled = QUEUED, False
+    def __init__(self) -> None:
+        self.known: Checkpoint | None = None
+        self.computing: Ticket | None = None
+
+    def open_to(self, ticket: "Ticket") -> bool:
+        """Whether a text need not wait for the one that computes the prompt."""
+        return self.known is not None or self.computing in (None, ticket)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A text to generate.  deliver(pieces, error, ended) is called from the engine's thread.
+
+    written: so many of the last ids are the beginning of the text itself; random: the random stream at its beginning and
+    behind each of these.  known: states behind the first of the ids, in place of the model's index.  remember: collect the text's states in `Ticket.checkpoints`, from the text's beginning,
+    behind those that are `remembered` already."""
+    ids: Sequence[int]
+    settings: Settings
+    deliver: Deliver
+    written: int = 0
+    random: tuple[int, ...] = ()
+    known: Checkpoint | None = None
+    fork: Fork | None = None
+    remember: bool = False
+    remembered: tuple[Checkpoint, ...] = ()
+
+
+class Ticket:
+    """A text's place in the engine, and what has come of it.
+
+    tokens, random: what was generated, and the random stream behind each token.  reused: tokens of the prompt that were
+    not computed.  done: set when it has ended.  stopped: it was ended for the sake of an edit."""
+
+    def __init__(self, engine: "Engine", job: Job):
+        self.engine, self.job = engine, job
+        self.state, self.cancelled, self.stopped = QUEUED, False, False
         self.text: GeneratedText | None = None
         self.member: Member | None = None
+        self.alone: Batch | None = None                # its own, since a round of the common one failed
+        self.tokens: list[int] = []
+        self.random: list[int] = []
+        self.checkpoints: list[Checkpoint] = list(job.remembered)
+        self.reused, self.done = 0, threading.Event()
+        self.finish_reason: FinishReason | None = None
         self.arrived, self.latest = time.monotonic(), 0.0
 
     def cancel(self) -> None:
         """Nobody wants the text any more; from any thread, more than once."""
         self.engine.cancel(self)
+
+    def stop(self) -> None:
+        """End it where it is, with finish reason "edited"; from any thread, more than once."""
+        self.engine.stop(self)
+
+    @property
+    def unwanted(self) -> bool:
+        return self.cancelled or self.stopped
+
+    def keep(self, tokens: Sequence[int], found: Checkpoint) -> None:
+        """The text's states behind the first of its tokens (`m3jit.api.prefixes.Keeper`)."""
+        job = self.job
+        if job.fork is not None and job.fork.known is None and found.logits is not None:
+            job.fork.known = found
+        if job.remember and found.rows >= len(job.ids) - job.written:
+            self.checkpoints.append(found)
 
 
 class Engine:
@@ -58,10 +125,19 @@ class Engine:
         self._lock = threading.Condition()
         self._closing = False
         self._seconds = 1.0                            # of a text, smoothed: for Retry-After
-        self.metrics.gauge("m3jit_queue_length", "Texts that wait.", lambda: len(self._waiting))
-        self.metrics.gauge("m3jit_active_texts", "Texts that are being generated.", lambda: len(self._active))
+        self._show()
         self._thread = threading.Thread(target=self._run, name="m3jit engine", daemon=True)
         self._thread.start()
+
+    def _show(self) -> None:
+        """Put what is counted elsewhere into the metrics."""
+        watch, index = self.metrics.watch, self.model.prefixes
+        watch("m3jit_queue_length", "Texts that wait.", lambda: len(self._waiting))
+        watch("m3jit_active_texts", "Texts that are being generated.", lambda: len(self._active))
+        if index is not None:
+            for name, text, kind in INDEX_METRICS:
+                watch(f"m3jit_prefix_{name}" + "_total" * (kind == "counter"), text,
+                      lambda name=name: index.stats[name], kind)
 
     @property
     def waiting(self) -> int:
@@ -72,7 +148,7 @@ class Engine:
         return len(self._active)
 
     # -- from any thread --------------------------------------------------------------------------------------------
-    def submit(self, jobs: Sequence[tuple[Sequence[int], Settings, Deliver]]) -> list[Ticket]:
+    def submit(self, jobs: Sequence[Job]) -> list[Ticket]:
         """Queue texts, all or none of them.  Raises Busy or Stopping."""
         with self._lock:
             if self._closing:
@@ -82,7 +158,7 @@ class Engine:
                 self.metrics.count("m3jit_rejected_total")
                 rounds = (len(self._waiting) + self.limit) / self.limit
                 raise Busy(len(self._waiting), min(60, max(1, round(rounds * self._seconds))))
-            tickets = [Ticket(self, *job) for job in jobs]
+            tickets = [Ticket(self, job) for job in jobs]
             self._waiting.extend(tickets)
             self._lock.notify()
         return tickets
@@ -93,12 +169,29 @@ class Engine:
             if ticket.state == ENDED or ticket.cancelled:
                 return
             ticket.cancelled = True
-            if ticket.state == QUEUED:
-                self._waiting.remove(ticket)
-                ticket.state = ENDED
+            if self._left_the_queue(ticket):
                 self.metrics.count("m3jit_cancelled_total")
-            elif ticket.member is not None:
-                ticket.member.cancel()
+
+    def stop(self, ticket: Ticket) -> None:
+        """See `Ticket.stop`."""
+        with self._lock:
+            if ticket.state == ENDED or ticket.stopped:
+                return
+            ticket.stopped = True
+            waited = self._left_the_queue(ticket)
+        if waited:
+            ticket.job.deliver([Piece("", finish_reason=EDITED)], None, True)
+
+    def _left_the_queue(self, ticket: Ticket) -> bool:
+        """End a text that waits, or stop its machine; whether it waited."""
+        if ticket.state == QUEUED:
+            self._waiting.remove(ticket)
+            ticket.state = ENDED
+            ticket.done.set()
+            return True
+        if ticket.member is not None:
+            ticket.member.cancel()
+        return False
 
     def close(self, seconds: float = 0.0) -> None:
         """Take no more texts; wait so long for those that are there, then cancel them."""
@@ -120,21 +213,42 @@ class Engine:
             if not self._active:
                 continue
             self.metrics.observe("m3jit_batch_size", len(self._active))
-            try:
-                if not self._batch.step():
-                    self._batch.wait(0.05)
-            except Exception as error:                 # of the batch itself: its texts are lost, the server goes on
-                self._fail(error)
+            ran = False
+            for batch in (self._batch, *[t.alone for t in self._active if t.alone is not None]):
+                try:
+                    ran |= batch.step()
+                except Exception as error:             # of the batch itself, not of a machine
+                    self._fail(batch, error)
+            if not ran:
+                self._batch.wait(0.05)
             for ticket in list(self._active):
                 self._hand_over(ticket)
 
-    def _fail(self, error: Exception) -> None:
-        """End all texts with an error and begin with an empty batch."""
-        for ticket in list(self._active):
+    def _fail(self, batch: Batch, error: Exception) -> None:
+        """A round failed, and with it the machines of its texts.  Each begins again behind what it said, by itself: so
+        one that is the cause fails alone, and the others go on."""
+        common = batch is self._batch
+        if common:
+            self._batch = Batch()
+        for ticket in [t for t in self._active if (t.alone is None if common else t.alone is batch)]:
+            old = ticket.text
             if ticket.member is not None:
                 ticket.member.cancel()
-            self._end(ticket, [], error)
-        self._batch = Batch()
+            if old is not None:
+                self._hand_over(ticket)
+            if ticket.state == ENDED or ticket.member is None or old is None:
+                continue
+            most = ticket.job.settings.max_tokens
+            if ticket.unwanted:
+                self._end(ticket, [Piece("", finish_reason=EDITED if ticket.stopped else "cancelled")], None)
+            elif old.complete(most is not None and len(ticket.tokens) >= most):
+                self._end(ticket, list(old.ready), None)
+            elif not common:
+                self._end(ticket, [], error)
+            else:
+                self.metrics.count("m3jit_restarted_total")
+                ticket.text, ticket.member, ticket.alone = None, None, Batch()
+                self._start(ticket, old)
 
     def _admit(self) -> bool:
         """Start texts while there is room, sleeping while there is nothing to do; False when the engine has ended."""
@@ -144,8 +258,13 @@ class Engine:
                     return False
                 self._lock.wait()
             new = []
-            while self._waiting and len(self._active) < self.limit:
-                ticket = self._waiting.popleft()
+            while len(self._active) < self.limit:
+                ticket = next((t for t in self._waiting if t.job.fork is None or t.job.fork.open_to(t)), None)
+                if ticket is None:
+                    break
+                self._waiting.remove(ticket)
+                if ticket.job.fork is not None and ticket.job.fork.known is None:
+                    ticket.job.fork.computing = ticket
                 ticket.state = ACTIVE
                 self._active.append(ticket)
                 new.append(ticket)
@@ -153,18 +272,31 @@ class Engine:
             self._start(ticket)
         return True
 
-    def _start(self, ticket: Ticket) -> None:
+    def _start(self, ticket: Ticket, before: GeneratedText | None = None) -> None:
+        """Give a text a machine.  before: what it was so far, when it begins again."""
+        job, settings, known = ticket.job, ticket.job.settings, ticket.job.known
+        if job.fork is not None and job.fork.known is not None:
+            known = job.fork.known
+        if ticket.tokens:
+            left = None if settings.max_tokens is None else settings.max_tokens - len(ticket.tokens)
+            settings = replace(settings, seed=ticket.random[-1], max_tokens=left)
         try:
-            text = self.model.start(ticket.ids, ticket.settings)
+            text = self.model.start([*job.ids, *ticket.tokens], settings, written=job.written + len(ticket.tokens),
+                                    known=known, keep=ticket.keep)
         except BaseException as error:                 # of this text alone
             self._end(ticket, [], error)
             return
+        if before is not None:
+            text.go_on(before)
+        else:
+            self.metrics.observe("m3jit_queue_seconds", time.monotonic() - ticket.arrived)
+            self.metrics.count("m3jit_prompt_tokens_total", len(job.ids))
+            self.metrics.count("m3jit_prompt_tokens_reused_total", text.reused_tokens)
+            ticket.reused = text.reused_tokens
         text.vm.set_sink("TOKENS", text.take_token)
-        self.metrics.observe("m3jit_queue_seconds", time.monotonic() - ticket.arrived)
-        self.metrics.count("m3jit_prompt_tokens_total", len(ticket.ids))
         with self._lock:
-            ticket.text, ticket.member = text, self._batch.add(text.vm)
-            if ticket.cancelled:                       # since it left the queue
+            ticket.text, ticket.member = text, (ticket.alone or self._batch).add(text.vm)
+            if ticket.unwanted:                        # since it left the queue
                 ticket.member.cancel()
 
     def _hand_over(self, ticket: Ticket) -> None:
@@ -177,11 +309,15 @@ class Engine:
         pieces = list(text.ready)
         text.ready.clear()
         if pieces:
+            ticket.tokens += text.tokens[len(ticket.tokens) - text.said_before:]
+            ticket.random += text.random[len(ticket.random) - text.said_before:]
             self._measure(ticket, sum(len(p.tokens) for p in pieces))
         if ended:
+            if ticket.stopped and text.finish_reason == "cancelled":
+                pieces[-1] = replace(pieces[-1], finish_reason=EDITED)
             self._end(ticket, pieces, text.error)
-        elif pieces and not ticket.cancelled:
-            ticket.deliver(pieces, None, False)
+        elif pieces and not ticket.unwanted:
+            ticket.job.deliver(pieces, None, False)
 
     def _measure(self, ticket: Ticket, tokens: int) -> None:
         now = time.monotonic()
@@ -196,18 +332,28 @@ class Engine:
 
     def _end(self, ticket: Ticket, pieces: list[Piece], error: BaseException | None) -> None:
         seconds = time.monotonic() - ticket.arrived
+        job = ticket.job
         with self._lock:
             self._active.remove(ticket)
             ticket.state = ENDED
-            ticket.text = ticket.member = None         # the machine goes, with all it holds
+            ticket.text = ticket.member = ticket.alone = None          # the machine goes, with all it holds
+            ticket.finish_reason = pieces[-1].finish_reason if pieces else None
+            ticket.job = replace(job, known=None, fork=None, remembered=(), deliver=ignore)
+            if job.fork is not None and job.fork.computing is ticket:
+                job.fork.computing = None
             self._seconds += 0.2 * (seconds - self._seconds)
         self.metrics.count("m3jit_texts_total")
         self.metrics.observe("m3jit_request_seconds", seconds)
         if ticket.cancelled:
             self.metrics.count("m3jit_cancelled_total")
-        ticket.deliver(pieces, error, True)
+        ticket.done.set()
+        job.deliver(pieces, error, True)
 
     @property
     def batch_stats(self) -> dict[str, Any]:
         """Counters of the batch: rounds, entries, shared entries."""
         return self._batch.stats
+
+
+def ignore(pieces: list[Piece], error: BaseException | None, ended: bool) -> None:
+    """The client of a text that has ended."""

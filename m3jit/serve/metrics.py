@@ -35,11 +35,14 @@ class Metrics:
         self._requests: dict[tuple[str, int], int] = {}
         self._counters: dict[str, tuple[str, int]] = {
             "m3jit_prompt_tokens_total": ("Prompt tokens of texts that began.", 0),
+            "m3jit_prompt_tokens_reused_total": ("Those of them that were known and not computed.", 0),
             "m3jit_generated_tokens_total": ("Tokens generated.", 0),
             "m3jit_texts_total": ("Texts that ended, also by an error.", 0),
             "m3jit_cancelled_total": ("Texts ended because their client went away or the server stopped.", 0),
-            "m3jit_rejected_total": ("Requests refused because the queue was full.", 0)}
-        self._gauges: dict[str, tuple[str, Callable[[], int]]] = {}
+            "m3jit_rejected_total": ("Requests refused because the queue was full.", 0),
+            "m3jit_edits_total": ("Responses that were edited.", 0),
+            "m3jit_restarted_total": ("Texts that began again because a round of the batch failed.", 0)}
+        self._read: dict[str, tuple[str, str, Callable[[], int]]] = {}
         self._histograms = {
             "m3jit_request_seconds": ("From a request's arrival to the end of its text.", Histogram(SECONDS)),
             "m3jit_first_token_seconds": ("From a request's arrival to its first token.", Histogram(SECONDS)),
@@ -63,9 +66,9 @@ class Metrics:
         with self._lock:
             self._histograms[name][1].add(value)
 
-    def gauge(self, name: str, text: str, read: Callable[[], int]) -> None:
-        """A number that is read when it is shown."""
-        self._gauges[name] = (text, read)
+    def watch(self, name: str, text: str, read: Callable[[], int], kind: str = "gauge") -> None:
+        """A number that is read when it is shown.  kind: gauge or counter."""
+        self._read[name] = (text, kind, read)
 
     def text(self) -> str:
         """The exposition format, version 0.0.4."""
@@ -78,6 +81,6 @@ class Metrics:
                 out += [f"# HELP {name} {text}", f"# TYPE {name} counter", f"{name} {value}"]
             for name, (text, histogram) in self._histograms.items():
                 out += [f"# HELP {name} {text}", f"# TYPE {name} histogram", *histogram.lines(name)]
-        for name, (text, read) in self._gauges.items():
-            out += [f"# HELP {name} {text}", f"# TYPE {name} gauge", f"{name} {read()}"]
+        for name, (text, kind, read) in self._read.items():
+            out += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {read()}"]
         return "\n".join(out) + "\n"

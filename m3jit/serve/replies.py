@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import m3jit
 from m3jit.api.generated import Choice, Piece, TokenLogprobs
@@ -12,7 +12,7 @@ from m3jit.serve.errors import ApiError
 from m3jit.serve.tool_calls import CallFilter
 
 FINGERPRINT = f"m3jit-{m3jit.__version__}"
-FINISH = {"stop": "stop", "length": "length", "context": "length"}
+FINISH = {"stop": "stop", "length": "length", "context": "length", "edited": "edited"}
 
 
 class Reply:
@@ -23,15 +23,21 @@ class Reply:
         self.id, self.model, self.created = f"{self.prefix}-{uuid.uuid4().hex}", model, int(time.time())
         self.seeds, self.prompt_tokens = list(seeds), prompt_tokens
         self.completion_tokens = 0
+        self.cached: Callable[[], int] = lambda: 0     # prompt tokens that were not computed
+        self.edited: dict[str, Any] | None = None      # of an edited response: where it goes on, in its first chunk
+        self._told = False
 
     def frame(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        if self.edited is not None and not self._told:
+            self._told, more = True, {"edited": self.edited, **more}
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model,
                 "system_fingerprint": FINGERPRINT, "choices": choices, **more}
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens,
-                "total_tokens": self.prompt_tokens + self.completion_tokens}
+                "total_tokens": self.prompt_tokens + self.completion_tokens,
+                "prompt_tokens_details": {"cached_tokens": self.cached()}}
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk that `stream_options.include_usage` asks for."""
@@ -65,11 +71,11 @@ def finish_of(piece: Piece) -> str | None:
 
 class ChatReply(Reply):
     """A chat completion: messages, with calls of tools."""
-    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    kind, prefix, whole, chunk = "chat", "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, model: str, seeds: Sequence[int], prompt_tokens: int, names: Sequence[str]):
         super().__init__(model, seeds, prompt_tokens)
-        n = len(self.seeds)
+        n, self.names = len(self.seeds), tuple(names)
         self.filters = [CallFilter(names) for _ in range(n)]
         self.texts, self.calls, self.logprobs = [""] * n, [[] for _ in range(n)], [[] for _ in range(n)]
         self.reasons: list[str | None] = [None] * n
@@ -111,7 +117,8 @@ class ChatReply(Reply):
                 message |= {"content": self.texts[i] or None, "tool_calls": self.calls[i]}
             logprobs = {"content": self.logprobs[i], "refusal": None} if self.logprobs[i] else None
             choices.append({"index": i, "message": message, "logprobs": logprobs, "finish_reason": reason})
-        return self.frame(self.whole, choices, usage=self.usage, seeds=self.seeds)
+        return self.frame(self.whole, choices, usage=self.usage, seeds=self.seeds,
+                          **({} if self.edited is None else {"edited": self.edited}))
 
 
 def _chat_logprob(found: TokenLogprobs) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def _finite(logprob: float) -> float:
 
 class CompletionReply(Reply):
     """A plain completion: texts."""
-    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+    kind, prefix, whole, chunk = "completion", "cmpl", "text_completion", "text_completion"
 
     def __init__(self, model: str, seeds: Sequence[int], prompt_tokens: int, echoes: Sequence[str]):
         super().__init__(model, seeds, prompt_tokens)
@@ -155,7 +162,8 @@ class CompletionReply(Reply):
     def result(self) -> dict[str, Any]:
         choices = [{"index": i, "text": self.texts[i], "logprobs": self.logprobs[i], "finish_reason": reason}
                    for i, reason in enumerate(self.reasons)]
-        return self.frame(self.whole, choices, usage=self.usage, seeds=self.seeds)
+        return self.frame(self.whole, choices, usage=self.usage, seeds=self.seeds,
+                          **({} if self.edited is None else {"edited": self.edited}))
 
 
 def _plain_logprob(found: TokenLogprobs, offset: int) -> dict[str, list[Any]]:

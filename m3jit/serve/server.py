@@ -10,6 +10,7 @@ from m3jit.api.generation import LanguageModel
 from m3jit.errors import UnsupportedError, UserError
 from m3jit.serve.embeddings import Vectors
 from m3jit.serve.engine import Engine
+from m3jit.serve.kept import Kept
 from m3jit.serve.metrics import Metrics
 
 BACKLOG = 2048
@@ -68,7 +69,8 @@ class Server:
         self.host, self.port = self.socket.getsockname()[:2]
         self.engine = Engine(model, batch, queue, metrics) if model is not None else None
         self.vectors = vectors
-        app = application(self.engine, vectors, names, limits, metrics)
+        self.kept = Kept(limits.kept, limits.kept_bytes)
+        app = application(self.engine, vectors, names, limits, metrics, self.kept)
         self._uvicorn = _uvicorn_server(uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="on", server_header=False, backlog=BACKLOG,
             timeout_graceful_shutdown=round(limits.drain + LAST_WORDS)), self.engine, limits.drain)

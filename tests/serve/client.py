@@ -38,15 +38,15 @@ class Running:
     def __init__(self, model: LanguageModel | None, **options: Any):
         self.model = model
         self.server = Server(model, Vectors("default", "auto", 1, 4), ["default"], port=0, **options)
-        self.engine, self.port = self.server.engine, self.server.port
+        self.engine, self.port, self.kept = self.server.engine, self.server.port, self.server.kept
         self.machines: list[weakref.ref] = []
         self.stop = self.server.start()
         if model is None:
             return
         start = model.start
 
-        def watched(ids: Any, settings: Any) -> Any:
-            text = start(ids, settings)
+        def watched(ids: Any, settings: Any, **more: Any) -> Any:
+            text = start(ids, settings, **more)
             self.machines.append(weakref.ref(text.vm))
             return text
         self.engine.model = _With(model, start=watched)
@@ -122,8 +122,8 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 @contextmanager
 def running(model: LanguageModel | None, *, keys: tuple[str, ...] = (), body: int = 1 << 20, drain: float = 30.0,
-            **options: Any) -> Iterator[Running]:
-    found = Running(model, limits=Limits(keys, body, drain), **options)
+            limits: Limits | None = None, **options: Any) -> Iterator[Running]:
+    found = Running(model, limits=limits or Limits(keys, body, drain), **options)
     try:
         yield found
     finally:

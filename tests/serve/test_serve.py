@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from m3jit.serve.engine import Engine  # noqa: E402
+from m3jit.serve.engine import Engine, Job  # noqa: E402
 from tests.serve.client import CHAT, PLAIN, Gate, chat_body, events, half_a_request, running, wait_for  # noqa: E402
 
 PROMPTS = ["She had been", "Emma was", "The carriage stopped", "It is a truth", "He said", "My dear", "There was",
@@ -94,6 +94,7 @@ def test_texts_join_and_leave(model):
             first = pool.submit(server.text, seed=5, max_tokens=40)
             assert wait_for(lambda: server.engine.active == 1)
             gate.rounds(10)
+            assert wait_for(lambda: not gate.permits._value), "the first one alone has made them"
             others = [pool.submit(server.text, seed=i, max_tokens=3 + i) for i in range(6)]
             assert wait_for(lambda: server.engine.active + server.engine.waiting == 7)
             gate.release()
@@ -215,8 +216,8 @@ def test_an_error_of_one_text_is_that_texts_own(model, monkeypatch):
     with running(model) as server:
         gate, start = Gate(server.engine), server.engine.model.start
 
-        def spoiled(ids, settings):
-            text = start(ids, settings)
+        def spoiled(ids, settings, **more):
+            text = start(ids, settings, **more)
             if settings.seed == 13:
                 text.vm.set("rTemp", -1.0)
             return text
@@ -236,20 +237,38 @@ def test_an_error_of_one_text_is_that_texts_own(model, monkeypatch):
 
 
 def test_an_error_of_the_batch_itself(model):
-    """All its texts are told; the next one runs."""
+    """Its texts begin again where they were, each by itself: the one that is the cause fails alone, the others say
+    what they would have said, with all settings that look back."""
+    bodies = [{"prompt": "She", "seed": 3, "temperature": 1.0, "repeat_penalty": 1.3, "max_tokens": 30},
+              {"prompt": "Emma was naïve 😀", "seed": 4, "temperature": 1.4, "logprobs": 2, "max_tokens": 25},
+              {"prompt": "He said", "temperature": 0, "stop": "the", "max_tokens": 60}]
     with running(model) as server:
+        expected = [server.post(PLAIN, {"model": "default", **body}) for body in bodies]
         gate = Gate(server.engine)
 
         def broken() -> bool:
             raise RuntimeError("broken")
-        with ThreadPoolExecutor(2) as pool:
-            futures = [pool.submit(server.post, PLAIN, {"model": "default", "prompt": "She"}) for _ in range(2)]
-            assert wait_for(lambda: server.engine.active == 2)
+        with ThreadPoolExecutor(4) as pool:
+            futures = [pool.submit(server.post, PLAIN, {"model": "default", **body}) for body in bodies]
+            bad = pool.submit(server.post, PLAIN, {"model": "default", "prompt": "It", "seed": 13})
+            assert wait_for(lambda: server.engine.active == 4)
+            gate.rounds(7)
+            assert wait_for(lambda: not gate.permits._value)
+            ticket = next(t for t in server.engine._active if t.job.settings.seed == 13)
+            start = server.engine._start
+
+            def spoiled(restarted: Any, before: Any = None) -> None:
+                start(restarted, before)
+                if restarted is ticket:
+                    restarted.alone.step = broken
+            server.engine._start = spoiled
             server.engine._batch.step = broken
             answers = [f.result() for f in futures]
-        assert [status for status, _ in answers] == [500, 500]
-        assert "RuntimeError: broken" in answers[0][1]["error"]["message"]
-        gate.release()
+            status, error = bad.result()
+        for (_, was), (code, now) in zip(expected, answers):
+            assert code == 200 and now["choices"] == was["choices"]
+        assert status == 500 and "RuntimeError: broken" in error["error"]["message"]
+        assert server.metric("m3jit_restarted_total") == 4
         assert server.text(seed=1) and wait_for(server.nothing_left)
 
 
@@ -318,7 +337,7 @@ def test_an_engine_that_ends_cancels_and_refuses(model):
     from m3jit.serve.engine import Stopping
     engine = Engine(model, batch=1, queue=4)
     gate, heard = Gate(engine), []
-    jobs = [([5, 6], Settings(max_tokens=None), lambda pieces, error, ended: heard.append((pieces, error, ended)))] * 3
+    jobs = [Job([5, 6], Settings(max_tokens=None), lambda *found: heard.append(found))] * 3
     engine.submit(jobs)
     assert wait_for(lambda: engine.active == 1)
     gate.release()

@@ -1,0 +1,105 @@
+"""Responses that can still be edited: those that run, and the newest that have ended, within two bounds.
+
+What is kept of a response: token ids, the random stream behind each, settings, and states (key/value pages, recurrent
+states) behind its prompt and its end; of recurrent models behind each chunk too.  Pages that texts share count once.
+The oldest goes first; its id is remembered for a while, to say why it is gone.
+"""
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Sequence
+
+from m3jit.models.prefix_index import Ledger
+from m3jit.serve.engine import ENDED, Ticket
+from m3jit.serve.errors import ApiError
+
+COUNT, MEMORY = 64, 256 << 20       # responses and bytes that are kept
+REMEMBERED = 4096                   # ids of released responses
+TOKEN_BYTES = 80                    # of a token and the random stream behind it, in Python's lists
+
+
+@dataclass(eq=False)
+class Given:
+    """What a request got.  texts: its choices; names: functions its calls may name; kind: "chat" or "completion"."""
+    id: str
+    kind: str
+    names: tuple[str, ...] = ()
+    texts: Sequence[Ticket] = ()
+    counted: list = field(default_factory=list)        # versions in the ledger, once it has ended
+    nbytes: int = 0                                    # of its lists
+
+    @property
+    def ended(self) -> bool:
+        return all(t.state == ENDED for t in self.texts)
+
+
+class Kept:
+    """The responses of a server.  Methods may be called from any thread.
+
+    count: responses that have ended; memory: bytes that these may reach together."""
+
+    def __init__(self, count: int = COUNT, memory: int = MEMORY):
+        self.count, self.memory = count, memory
+        self._lock = threading.Lock()
+        self._all: OrderedDict[str, Given] = OrderedDict()
+        self._ended: OrderedDict[str, Given] = OrderedDict()
+        self._released: OrderedDict[str, str] = OrderedDict()          # id -> the bound that it met
+        self._ledger, self._lists = Ledger(), 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the responses that have ended reach."""
+        with self._lock:
+            return self._ledger.bytes + self._lists
+
+    def add(self, response: Given) -> None:
+        """A response that has begun."""
+        if self.count:
+            with self._lock:
+                self._all[response.id] = response
+            self.settle(response)
+
+    def settle(self, response: Given) -> None:
+        """Count a response if it has ended, and release the oldest ones beyond the bounds."""
+        with self._lock:
+            if not response.ended or response.id not in self._all or response.id in self._ended:
+                return
+            self._ended[response.id] = response
+            for text in response.texts:
+                response.nbytes += TOKEN_BYTES * (len(text.job.ids) + len(text.tokens))
+                for version in text.checkpoints:
+                    self._ledger.add(version)
+                    response.counted.append(version)
+            self._lists += response.nbytes
+            while len(self._ended) > self.count:
+                self._release(f"the newest {self.count} are kept (--keep-responses)")
+            while self._ledger.bytes + self._lists > self.memory:
+                self._release(f"those that are kept reach {self.memory} bytes at most (--keep-memory)")
+
+    def _release(self, bound: str) -> None:
+        name, response = self._ended.popitem(last=False)
+        del self._all[name]
+        self._lists -= response.nbytes
+        for version in response.counted:
+            self._ledger.take_off(version)
+        self._released[name] = bound
+        while len(self._released) > REMEMBERED:
+            self._released.popitem(last=False)
+
+    def find(self, name: str, kind: str) -> Given:
+        """The response of an id.  ApiError 410: it was released, and by which bound; 404: there is none of that kind."""
+        with self._lock:
+            found, bound = self._all.get(name), self._released.get(name)
+        if found is not None and found.kind == kind:
+            return found
+        if bound is not None:
+            raise ApiError(410, f"response {name!r} was released: {bound}; ask again with its text as the prompt",
+                           "response_released", "id")
+        why = "this server keeps none (--keep-responses 0)" if not self.count else \
+            "no such response" if found is None else f"is a {found.kind}, not a {kind}: edit it at its own path"
+        raise ApiError(404, f"response {name!r}: {why}", "response_not_found", "id")
