@@ -18,7 +18,7 @@ from typing import Any, Hashable, Iterator, Mapping, Sequence, Union
 
 import numpy as np
 
-from m3jit.api.checkpoints import Checkpoint
+from m3jit.api.checkpoints import NOTHING, Checkpoint
 from m3jit.api.generated import FinishReason, GeneratedText, Piece, Usage, fault
 from m3jit.api.prefixes import Keep, Keeper, begin_behind, unfinished
 from m3jit.api.stop_strings import check_stops
@@ -202,8 +202,8 @@ class LanguageModel:
 
         written: so many of the last ids are the beginning of the text itself; its grammar, and a character that they
         leave unfinished, go on behind them.  known: states behind the first of these tokens (None: what the model's
-        prefix index has).  keep: gets states of the text, besides the index (`Keeper`).  machine: arguments of
-        `m3jit.VM` besides."""
+        prefix index has; `NOTHING`: the index is left alone).  keep: gets states of the text, besides the index
+        (`Keeper`).  machine: arguments of `m3jit.VM` besides."""
         s, context, matcher = self.check(len(ids), settings)
         begun = list(ids[len(ids) - written:])
         if matcher is not None:
@@ -212,10 +212,10 @@ class LanguageModel:
         text = GeneratedText(vm, self.model, ids, check_stops(s.stop), -1 if s.logprobs is None else int(s.logprobs),
                              behind=unfinished(self.model.tokenizer, begun))
         vm.set_sink("LOGPROBS", text.take_logprobs)
-        index = self.prefixes
+        index = None if known is NOTHING else self.prefixes
         if known is None and index is not None:
             known = index.find(self.state_key, ids)
-        if known is not None:
+        if known is not None and known is not NOTHING:
             begin_behind(vm, known)
             text.reused_tokens = known.rows
         if index is not None or keep is not None:

@@ -74,6 +74,8 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
                     queue=queue, limits=Limits(keys, max_body, drain, body_timeout, keep_responses, keep_memory))
     if not keys and not ipaddress.ip_address(server.host).is_loopback:
         note(f"warning: whoever reaches {server.host} can use this server; give it an --api-key")
+    if server.engine is not None:
+        server.engine.warm()
     note(f"serving {found.name} at {server.url}/v1")
     try:
         server.run()

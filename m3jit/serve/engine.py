@@ -15,9 +15,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Sequence
 
-from m3jit.api.checkpoints import Checkpoint
+from m3jit.api.checkpoints import NOTHING, Checkpoint
 from m3jit.api.generated import FinishReason, GeneratedText, Piece
-from m3jit.api.generation import LanguageModel, Settings
+from m3jit.api.generation import PENALISED, LanguageModel, Settings
 from m3jit.serve.metrics import Metrics
 from m3jit.vm.batch import Batch, Member
 
@@ -124,6 +124,8 @@ class Engine:
         self._active: list[Ticket] = []
         self._lock = threading.Condition()
         self._closing = False
+        self._warming = Batch()
+        self._warmer: threading.Thread | None = None
         self._seconds = 1.0                            # of a text, smoothed: for Retry-After
         self._show()
         self._thread = threading.Thread(target=self._run, name="m3jit engine", daemon=True)
@@ -146,6 +148,24 @@ class Engine:
     @property
     def active(self) -> int:
         return len(self._active)
+
+    def warm(self) -> None:
+        """Compile in a thread of its own what texts need, so that the first ones do not wait for it, and none waits for
+        one with a repetition penalty, which has a program of its own."""
+        self._warmer = threading.Thread(target=self._warm, name="m3jit warm-up", daemon=True)
+        self._warmer.start()
+
+    def _warm(self) -> None:
+        for penalty in (1.0, PENALISED):
+            for seed in (0, 1):                        # two together are compiled once more
+                settings = Settings(max_tokens=3, seed=seed, repeat_penalty=penalty)
+                text = self.model.start([0, 1, 2], settings, known=NOTHING)
+                text.vm.set_sink("TOKENS", lambda item: None)
+                with self._lock:
+                    if self._closing:
+                        return
+                    self._warming.add(text.vm)
+            self._warming.run()
 
     # -- from any thread --------------------------------------------------------------------------------------------
     def submit(self, jobs: Sequence[Job]) -> list[Ticket]:
@@ -202,10 +222,12 @@ class Engine:
         while (self._waiting or self._active) and time.monotonic() < end:
             time.sleep(0.01)
         with self._lock:
-            left = [*self._waiting, *self._active]
-        for ticket in left:
-            ticket.cancel()
+            left = [*self._waiting, *self._active, *self._warming.members]
+        for one in left:
+            one.cancel()
         self._thread.join()
+        if self._warmer is not None:
+            self._warmer.join()
 
     # -- the engine's thread ----------------------------------------------------------------------------------------
     def _run(self) -> None:

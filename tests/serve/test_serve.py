@@ -347,6 +347,24 @@ def test_an_engine_that_ends_cancels_and_refuses(model):
         engine.submit(jobs)
 
 
+def test_an_engine_compiles_ahead(model):
+    """In a thread of its own, both programs, without a word in the metrics or the index; its end does not wait for it."""
+    from m3jit.api.generation import Settings, load_model
+    model = load_model("default", threads=1, prefix_memory=1 << 20)
+    engine = Engine(model)
+    engine.warm()
+    engine._warmer.join()
+    assert model._program.cache_info().currsize == 2 and model.prefixes.stats["versions"] == 0
+    assert engine.metrics._counters["m3jit_texts_total"][1] == 0
+    ticket, = engine.submit([Job([5, 6], Settings(max_tokens=3, repeat_penalty=1.1), lambda *found: None)])
+    assert ticket.done.wait(60) and model._program.cache_info().currsize == 2
+    engine.close()
+    ending = Engine(model)
+    ending.warm()
+    ending.close()
+    assert not ending._warmer.is_alive()
+
+
 @pytest.mark.slow
 def test_a_thousand_clients(model):
     """Each gets its text or a clear 429; nothing stays behind."""
