@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 KEPT_SHARE = 0.5                   # a segment of which this much is needed stays as it is
 PLACES = 1 << 20                   # places a record holds
+Appended = dict[str, list[tuple[int, int, int]]]
 
 
-def compact(store: "Store", kept: "dict[str, list[Version]]") -> tuple[Log, Blocks]:
-    """The log and blocks of a store that has only these versions.  OSError, DamagedStore: nothing changed."""
+def compact(store: "Store", kept: "dict[str, list[Version]]") -> tuple[Log, Blocks, Appended]:
+    """The log, the blocks and the appended pieces of a store that has only these versions.
+
+    OSError, DamagedStore: nothing changed."""
     old, new_log = store.blocks, store.path / "log.new"
     live: set[bytes] = set()
     for version in (v for versions in kept.values() for v in versions):
@@ -30,7 +33,7 @@ def compact(store: "Store", kept: "dict[str, list[Version]]") -> tuple[Log, Bloc
     log: Log | None = None
     try:
         log = Log.create(store.files, new_log, store.log.generation + 1)
-        _write(log, blocks, kept)
+        appended = _write(log, blocks, store, kept)
     except BaseException:
         if log is not None:
             log.close()
@@ -45,7 +48,7 @@ def compact(store: "Store", kept: "dict[str, list[Version]]") -> tuple[Log, Bloc
     store.log.close()
     for segment in set(old.ends) - set(blocks.ends):
         _close_and_remove(old, segment)
-    return log, blocks
+    return log, blocks, appended
 
 
 def _moved(old: Blocks, live: set[bytes]) -> Blocks:
@@ -76,14 +79,21 @@ def _moved(old: Blocks, live: set[bytes]) -> Blocks:
     return new
 
 
-def _write(log: Log, blocks: Blocks, kept: "dict[str, list[Version]]") -> None:
+def _write(log: Log, blocks: Blocks, store: "Store", kept: "dict[str, list[Version]]") -> Appended:
+    appended: Appended = {}
     places = list(blocks.index.items())
     for i in range(0, len(places), PLACES):
         log.append(pack(["blocks", pack_places(places[i:i + PLACES])]), sync=False)
+    for name in store.appended:
+        for piece in store.log_of(name):
+            at = sum(n for _, _, n in appended.get(name, []))
+            appended.setdefault(name, []).append((log.end, at, len(piece)))
+            log.append(pack(["append", name, at, piece]), sync=False)
     for versions in kept.values():
         for v in versions:
             log.append(pack(["commit", v.name, v.number, v.root, v.facts, b""]), sync=False)
     log.sync()
+    return appended
 
 
 def _close_and_remove(blocks: Blocks, segment: int) -> None:

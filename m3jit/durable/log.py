@@ -157,6 +157,15 @@ class Log:
             return "it does not match its checksum"
         return rest[:length], aligned(self.end + _record.size + length + 16), chain
 
+    def payload(self, at: int) -> bytes:
+        """The payload of the record at a place where `open` found one.  DamagedStore when it is no longer that."""
+        head = self.file.read(at, _record.size)
+        if len(head) == _record.size:
+            mark, length, _ = _record.unpack(head)
+            if mark == _MARK and length <= min(MAX_RECORD, self.file.size() - at):
+                return self.file.read(at + _record.size, length)
+        raise DamagedStore(self.path, at, "a record was overwritten while the store was open")
+
     # -- writing ----------------------------------------------------------------------------------------------------
     def append(self, payload: bytes, sync: bool = True) -> None:
         """Commit a record: it is on the disk when this returns.  sync False: only written (for a log nobody sees yet).

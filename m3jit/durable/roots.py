@@ -198,7 +198,9 @@ class Unpacking:
         self._numbers: dict[int, int] = {}             # handle as stored -> here
         self._next = next(vm.machine._handles)
         vm.machine._handles = itertools.count(self._next)
-        self._first, self._contexts, self._registers, self._top = self._next, 0, 0, 0
+        self._contexts = self._registers = self._top = 0
+        self._taken = {h.id for known in (vm.machine._model_handles, vm.machine._extension_handles)
+                       for h in known.values()}
         self._snapshots: dict[int, Snapshot] = {}
         self._released: dict[int, SnapshotHandle] = {}
         self._model_handles: list[tuple[Any, Handle]] = []
@@ -282,15 +284,12 @@ class Unpacking:
 
     # -- numbers ----------------------------------------------------------------------------------------------------
     def number(self, stored: Any) -> int:
-        """A handle's number on this machine: the same, unless it was given out already."""
+        """A handle's number on this machine: the same, unless that is the number of a model or an extension here."""
         whole(stored, 1, MAX_NUMBER, "a handle")
         found = self._numbers.get(stored)
         if found is None:
-            found = stored if stored >= self._first else self._next
-            taken = set(self._numbers.values())
-            while found in taken:
-                found += 1
-            self._numbers[stored] = found
+            found = self._numbers[stored] = self._next if stored in self._taken else stored
+            self._taken.add(found)
             self._next = max(self._next, found + 1)
         return found
 
@@ -318,6 +317,14 @@ class Unpacking:
         """The number of a stored snapshot here; None for one that was not stored."""
         found = self._snapshots.get(stored)
         return found.id if found is not None else None
+
+    def as_snapshot(self, number: int | None, root: Root, index: int) -> Snapshot:
+        """The stored snapshot of that number here, else a new one of this root."""
+        for found in self._snapshots.values():
+            if found.id == number:
+                return found
+        store = self.vm.snapshots
+        return Snapshot(store.new_id(), 0, root, index, self.vm.main.id, store)
 
     def fill(self, snapshot: list[Any]) -> None:
         """Give a snapshot its root."""

@@ -55,6 +55,7 @@ class Store:
         self.path, self.files, self.write, self._lock = path, files, write, lock
         self.blocks = Blocks(files, path, write)
         self.versions: dict[str, list[Version]] = {}
+        self.appended: dict[str, list[tuple[int, int, int]]] = {}      # name -> (place of the record, from, bytes)
         self.log: Log = None                           # type: ignore[assignment]
         self.damage: Damage | None = None
         self._mutex = threading.RLock()
@@ -135,6 +136,8 @@ class Store:
                 self.blocks.add(unpack_places(rest[0]))
             elif what == "remove":
                 self.versions.pop(rest[0], None)
+            elif what == "append":
+                self._note_append(rest[0], offset, rest[1], len(rest[2]))
             else:
                 raise ValueError(f"it is a {brief(repr(what))}")
         except (TreeError, ValueError, TypeError, IndexError) as e:
@@ -199,6 +202,35 @@ class Store:
                     self.compact()
             return version
 
+    def append(self, name: str, at: int, data: bytes) -> int:
+        """Add bytes to the log of a name, behind its first `at` bytes (what was behind those goes); its length then.
+
+        They are on the disk when this returns.  StoreError: the log has fewer bytes."""
+        with self._mutex:
+            self._may_write()
+            if not 0 <= at <= self.length(name):
+                raise StoreError(f"{self.path}: the log {brief(repr(name))} has {self.length(name)} bytes; nothing can "
+                                 f"be added behind {at}")
+            with self._writing("append"):
+                where = self.log.end
+                self.log.append(pack(["append", name, at, data]))
+            self._note_append(name, where, at, len(data))
+            return at + len(data)
+
+    def _note_append(self, name: str, where: int, at: int, count: int) -> None:
+        kept = [(r, a, min(n, at - a)) for r, a, n in self.appended.get(name, []) if a < at]
+        self.appended[name] = [*kept, (where, at, count)] if count else kept
+
+    def length(self, name: str) -> int:
+        """Bytes of a log."""
+        return sum(n for _, _, n in self.appended.get(name, []))
+
+    def log_of(self, name: str) -> Iterator[bytes]:
+        """The bytes that were added to the log of a name, piece by piece.  DamagedStore."""
+        with self._mutex, _said(self.path, "read"):
+            for where, _, count in self.appended.get(name, []):
+                yield unpack(self.log.payload(where))[3][:count]
+
     def remove(self, name: str) -> None:
         """Forget all versions of a name.  `compact` gives their space back."""
         with self._mutex:
@@ -216,7 +248,7 @@ class Store:
             before = self._bytes()
             kept = {n: v[-keep:] if keep else list(v) for n, v in self.versions.items() if v}
             with self._writing("compact"):
-                self.log, self.blocks = compaction.compact(self, kept)
+                self.log, self.blocks, self.appended = compaction.compact(self, kept)
             self.versions = kept
             self._tidy = self._bytes()
             return before - self._tidy

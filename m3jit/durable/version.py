@@ -4,8 +4,8 @@
      extension handles, notes]
 
 Snapshots that a running context's registers hold are stored with it, as they are kept alive by it; a snapshot that only
-another snapshot names is not, and its handle is then one that was released.  A root whose handles were made in one
-machine gets new numbers in another one where that has given them out already.
+another snapshot names is not, and its handle is then one that was released.  Handles keep their numbers, but for those
+that name a model or an extension in the machine that restores: a version of another run may have used them otherwise.
 """
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from m3jit.durable.store import Restored, Store, Version
 
 LAYOUT = 1
+WRONG = (TreeError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
 
 
 def program_hash(image: Any) -> bytes:
@@ -97,7 +98,7 @@ def load(store: "Store", vm: Any, version: "Version") -> "Loaded":
         return Loaded(store, vm, tree)
     except OperandError as e:
         raise StoreError(f"{where}: {e.message}") from None
-    except (TreeError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as e:
+    except WRONG as e:
         raise StoreError(f"{where}: cannot be restored: {e}; an earlier version may be whole") from None
 
 
@@ -120,6 +121,10 @@ class Loaded:
             reading.fill(snapshot)
         self.newest = reading.snapshot_id(newest)
         self._reading = reading
+
+    def snapshot(self) -> Snapshot:
+        """The version as a snapshot of the machine."""
+        return self._reading.as_snapshot(self.newest, self.root, self.index)
 
     def settle(self) -> None:
         self._reading.settle()

@@ -1,5 +1,5 @@
 """Contexts: FORK, ABORT, CTX_SWITCH, PREEMPT_CHECK, YIELD, PRIORITY_SET/GET, FENCE, SPAWN_CONTEXT, KILL_CONTEXT."""
-from m3jit.isa.fields import R1, Enum, Label, PayloadFlag, Priority, Rd
+from m3jit.isa.fields import R1, Enum, Flag, Label, PayloadFlag, Priority, Rd
 from m3jit.isa.table import OUTSIDE, StateDoc, op
 
 _SNAPSHOT = StateDoc("the whole context root: registers, flags, calls, memory, states, random stream, stream positions",
@@ -10,9 +10,13 @@ _CONTEXTS = StateDoc("the scheduler, outside the root", "not captured", "context
 
 @op(0x04, "FORK", sub=0, route="machine", why_slow="captures the context", forms=("FORK_CONTEXT",),
     reads=("registers", "memory"), writes=("snapshots",), state=_SNAPSHOT)
-def fork(m, rd: Rd("snapshot")):
-    """rd = a snapshot handle; then capture the context (so that after ABORT rd still names it)."""
-    m.snapshot(rd)
+def fork(m, rd: Rd("snapshot"), persist: Flag(7) = False):
+    """rd = a snapshot handle; then capture the context (so that after ABORT rd still names it).
+
+    PERSIST: the snapshot is also committed to the machine's store (`m3jit run --store`) before the instruction is done;
+    a run that is started again goes on there.  Traps: PERSIST without a store; no room; a value without a form on a
+    disk."""
+    m.snapshot(rd, persist)
 
 
 @op(0x04, "FORK_CONTEXT", sub=1, route="control", control="spawn", reads=("registers", "memory"),

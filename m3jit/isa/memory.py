@@ -1,5 +1,5 @@
 """Addressed memory and snapshots of it: ARENA_ALLOC, ARENA_RESET, SNAPSHOT, RESTORE, MEMCPY, MEMSET, PREFETCH."""
-from m3jit.isa.fields import R1, R2, U8, U32, IntOrReg, Rd
+from m3jit.isa.fields import R1, R2, U8, U32, Flag, IntOrReg, Rd
 from m3jit.isa.table import StateDoc, op
 
 WHOLE = -1                         # LEN that was not given
@@ -31,9 +31,9 @@ def arena_reset(m, arena: U8[9] = 0):
 
 @op(0x28, "SNAPSHOT", route="machine", why_slow="captures the context", reads=("memory", "registers"),
     writes=("snapshots",), state=_SNAPSHOTS)
-def snapshot(m, rd: Rd("snapshot")):
-    """rd = a snapshot of memory and state; the same mechanism as FORK."""
-    m.snapshot(rd)
+def snapshot(m, rd: Rd("snapshot"), persist: Flag(7) = False):
+    """rd = a snapshot of memory and state; the same mechanism as FORK, PERSIST included."""
+    m.snapshot(rd, persist)
 
 
 @op(0x29, "RESTORE", route="machine", why_slow="replaces the context's root", writes=("memory", "states", "rng"),
@@ -48,12 +48,17 @@ def restore(m, snap: R1("snapshot")):
 @op(0x2A, "MEMCPY", route="machine", why_slow="changes addressed memory", reads=("memory",), writes=("memory",),
     state=_PAGES)
 def memcpy(m, dst: R1("int"), src: R2("int", "tensor"), len: IntOrReg(fmt="q")[0, 8] = WHOLE,
-           src_offset: IntOrReg(fmt="I")[12, 9] = 0, dst_offset: IntOrReg(fmt="I")[16, 10] = 0):
+           src_offset: IntOrReg(fmt="I")[12, 9] = 0, dst_offset: IntOrReg(fmt="I")[16, 10] = 0,
+           persist: Flag(7) = False):
     """memory[dst + DST_OFFSET ...] = LEN bytes of src from SRC_OFFSET on; src is an address or a tensor's bytes.
 
     Without LEN a tensor is copied to its end.  Overlapping ranges are copied as if through a buffer.
-    Traps: an address without LEN; a range outside the tensor, a region or a block; a region that is read-only."""
-    m.copy(dst + dst_offset, src, src_offset, len)
+    A destination in WAL is the end of the log of the machine's store (`m3jit run --store`): the region's first address,
+    or the log's length as the offset.  What is appended there is not rolled back; it is on the disk with the next
+    version that is committed, with PERSIST before the instruction is done.
+    Traps: an address without LEN; a range outside the tensor, a region or a block; a region that is read-only; PERSIST
+    and a destination that is not WAL; WAL without a store."""
+    m.copy(dst + dst_offset, src, src_offset, len, persist)
 
 
 @op(0x2B, "MEMSET", route="machine", why_slow="changes addressed memory", writes=("memory",), state=_PAGES)

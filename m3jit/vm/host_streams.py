@@ -146,6 +146,6 @@ class HostStreams:
                 if ring.end == ring.taken and not ring.closed:
                     self.signal.wait(0.05)
 
-    def file_path(self, name: str, action: str) -> Path:
-        """A program's file name as a path; StreamError when the program may not use it."""
-        return resolve_file(self.files, name, action)
+    def file_path(self, name: str, action: str, folder: bool = False) -> Path:
+        """A program's file name as a path; StreamError when the program may not use it.  folder: it is one."""
+        return resolve_file(self.files, name, action, folder)

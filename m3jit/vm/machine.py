@@ -19,12 +19,14 @@ from m3jit.isa.memory import WHOLE
 from m3jit.isa.table import Instruction
 from m3jit.isa.types import NEW_STATE, Tensor
 from m3jit.vm import binding
+from m3jit.vm.checkpoints import CheckpointsView
 from m3jit.vm.commit import Store, attribute, commit, item
 from m3jit.vm.context import DONE, KILLED, PRIORITIES, QUIET, Context, Frame
 from m3jit.vm.interpreter import holds
 from m3jit.vm.machine_io import StreamsView
 from m3jit.vm.machine_models import ModelsView
 from m3jit.vm.machine_system import SystemView
+from m3jit.vm.memory import NAMES, OFFSET_MASK, WAL
 from m3jit.vm.snapshots import Snapshot, SnapshotHandle
 from m3jit.vm.values import ContextRef, Handle
 
@@ -34,7 +36,7 @@ SPECIAL_NAMES = ("PC", "SP", "FP", "CTX_ID", "NODE_ID", "LAMPORT", "DEADLINE", "
                  "DEADLINE_TREE_ID", "DEADLINE_TREE_MASK", "CLOCK_HEALTH", "CLOCK_OFFSET_NS")
 
 
-class Machine(StreamsView, ModelsView, SystemView):
+class Machine(StreamsView, ModelsView, SystemView, CheckpointsView):
     """One per VM; single-threaded like the interpreter."""
 
     def __init__(self, vm: Any):
@@ -196,9 +198,20 @@ class Machine(StreamsView, ModelsView, SystemView):
         self.stores.append(store)
         return address
 
-    def copy(self, dst: int, src: Any, offset: int, size: int) -> None:
-        """MEMCPY: `size` bytes (-1: the rest of a tensor) of an address or tensor to an address."""
+    def copy(self, dst: int, src: Any, offset: int, size: int, persist: bool = False) -> None:
+        """MEMCPY: `size` bytes (-1: the rest of a tensor) of an address or tensor to an address, or to the end of the
+        log (persist: they are on the disk then)."""
         memory = self.ctx.memory
+        to_log = (dst & 2 ** 64 - 1) >> 60 == WAL
+        if persist and not to_log:
+            raise OperandError(f"PERSIST copies to the log, region WAL; 0x{dst & 2 ** 64 - 1:016x} lies in "
+                               f"{NAMES[(dst & 2 ** 64 - 1) >> 60]} (FORK PERSIST keeps the whole state)")
+        if to_log:
+            if src.__class__ is int and size < 0:
+                raise OperandError("copying from an address needs LEN")
+            data = memory.read(src + offset, size) if src.__class__ is int else self._tensor_bytes(src, offset, size)
+            self.append_to_log(dst & OFFSET_MASK, bytes(data), persist)
+            return
         if src.__class__ is int:
             if size < 0:
                 raise OperandError("copying from an address needs LEN")
@@ -221,9 +234,9 @@ class Machine(StreamsView, ModelsView, SystemView):
             self._tensor_bytes(src, offset, size)
 
     # -- snapshots --------------------------------------------------------------------------------------------------
-    def snapshot(self, rd: Reg | None) -> None:
+    def snapshot(self, rd: Reg | None, persist: bool = False) -> None:
         """Capture the context with a snapshot handle in rd (so that the snapshot's rd names itself); rd holds it then.
-        All of it or nothing."""
+        All of it or nothing.  persist: it is on the disk by then."""
         ctx, store = self.ctx, self.vm.snapshots
         snap = Snapshot(store.new_id(), ctx.newest_snapshot or 0, None, ctx.index + 1, ctx.id, store)
         handle = SnapshotHandle(snap, snap.id)
@@ -231,6 +244,8 @@ class Machine(StreamsView, ModelsView, SystemView):
         snap.root = ctx.capture()
         for _, bank, number, value in stores:              # as the capture would have found it
             snap.root.R[number] = value.weakened()
+        if persist:
+            self.persist(snap)
         self.stores += [*stores, attribute(ctx, "newest_snapshot", snap.id), *store.keep(snap)]
 
     def abort(self, handle: SnapshotHandle | None, resume: bool) -> int | None:

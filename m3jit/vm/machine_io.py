@@ -297,7 +297,7 @@ def _empty(form: str, model: Handle | None) -> Tensor:
     return Tensor(dtype, (0,), np.empty(0, dtype.numpy))
 
 
-def resolve_file(base: Path | None, name: str, action: str) -> Path:
+def resolve_file(base: Path | None, name: str, action: str, folder: bool = False) -> Path:
     """A program's file name inside the directory it may use.  StreamError when it is refused."""
     said = brief(repr(name))
     if base is None:
@@ -306,7 +306,7 @@ def resolve_file(base: Path | None, name: str, action: str) -> Path:
     try:
         path, root = (base / name).resolve(), base.resolve()
         inside = path.is_relative_to(root)
-        missing = inside and (not name or path.is_dir())
+        missing = inside and (not name or (path == root if folder else path.is_dir()))
     except (OSError, ValueError, RuntimeError) as e:       # a NUL in it, a loop of links
         raise StreamError(f"the program wants to {action} {said}, which cannot be a file name: "
                           f"{getattr(e, 'strerror', None) or e}") from None

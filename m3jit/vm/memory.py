@@ -205,6 +205,8 @@ class ContextMemory:
             return OFFSET_MASK
         if region in (ACTIVATION, KV_CACHE, SHARED, RAG_INDEX):
             return WINDOW
+        if region == WAL:
+            raise OperandError(f"{what}: WAL is a log; MEMCPY appends to it, and nothing else reaches it")
         raise OperandError(f"{what}: region {NAMES[region]} is not available on this machine")
 
     def _outside(self, region: int, offset: int, size: int, end: int) -> str:

@@ -14,6 +14,7 @@ from m3jit.errors import Deadlock, Interrupted, LimitError, Trap, UserError
 from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, GPR, SPECIAL, Reg
 from m3jit.isa.types import Tensor
 from m3jit.vm import binding, regions as region_factory
+from m3jit.vm.checkpoints import NO_CHECKPOINTS, Checkpoints
 from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, WAITING, Context
 from m3jit.vm.entering import Entered, Timed
@@ -63,7 +64,7 @@ class VM(HostStreams, HostStates):
                  memory_limit: int = DEFAULT_LIMIT, tensor_limit: int | None = None,
                  ring_capacity: int = DEFAULT_CAPACITY, profile: bool = False,
                  record: bool | Recorder = False, replay: list | None = None, xp: Any = None, regions: Any = None,
-                 extensions: Any = None):
+                 extensions: Any = None, checkpoints: Checkpoints | None = None):
         check_limits(max_steps, timeout)
         if isinstance(program, (str, bytes)):
             raise UserError("VM takes a program, not text: m3jit.assemble makes one of assembly text, m3jit.load of a file")
@@ -72,7 +73,7 @@ class VM(HostStreams, HostStates):
         self.image = Image(program)
         self.backend, self.threads, self.max_steps, self.timeout = backend, threads, max_steps, timeout
         self.models, self.wait_input, self.seed = models or NO_MODELS, wait_input, seed
-        self.ring_capacity = ring_capacity
+        self.ring_capacity, self.checkpoints = ring_capacity, checkpoints or NO_CHECKPOINTS
         self.files = Path(files) if files is not None else None
         self.signal, self.stop_word = Signal(), StopWord()
         self.memory = MachineMemory(self.image.text, self.image.data, WeightMap(), Pages(), memory_limit)
@@ -378,6 +379,10 @@ class VM(HostStreams, HostStates):
             return
         self._closed = True
         error: BaseException | None = None
+        try:
+            self.checkpoints.close()
+        except Exception as e:
+            error = e
         sinks = [*self.sinks.values(), *self.rings.values()]
         for prepare in [s.prepare for s in sinks if complete and hasattr(s, "prepare")]:
             try:                                       # all files are complete before the first gets its name

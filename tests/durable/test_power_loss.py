@@ -68,7 +68,7 @@ def check(disk: SimulatedDisk, acknowledged: dict[str, int]) -> None:
 
 def power_losses(run: Callable[[Any, dict[str, int]], None], seeds: int,
                  every: int = 1) -> Iterator[tuple[int, SimulatedDisk, dict[str, int]]]:
-    """(moment, disk when the power is back, what was acknowledged) for every n-th moment and several outcomes of each."""
+    """(moment, disk when the power is back, what was acknowledged): every n-th moment, several outcomes of each."""
     for moment in itertools.count(1, every):
 
         def fault(count: int, what: str, path: Path) -> None:

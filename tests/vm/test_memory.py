@@ -57,7 +57,7 @@ def test_prefetch_checks_and_changes_nothing():
     ((0x3 << 60) + WINDOW, 1, ["region ACTIVATION", f"offset 0x{WINDOW:x}", "ends at"]),
     ((0x3 << 60) + WINDOW - 1, 2, ["ends at"]),
     (0x5 << 60, 1, ["no arena 0"]),
-    (0x7 << 60, 1, ["WAL is not available"]),
+    (0x7 << 60, 1, ["WAL is a log; MEMCPY appends to it"]),
     (0xC << 60, 1, ["FEDERATED is not available"]),
     (0xF << 60, 1, ["MMIO is not available"]),
 ])

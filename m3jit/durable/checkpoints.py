@@ -1,0 +1,154 @@
+"""What CHECKPOINT_SAVE, CHECKPOINT_RESTORE, PERSIST and the WAL region do to a disk (m3jit.vm.checkpoints).
+
+A checkpoint is a store of its own, in the folder its PATH names, with one version at a time.  PERSIST writes to the
+machine's store: its main context under the name "run", others under "context N".  A run that is started again with that
+store goes on at its last version; what it appended to the log behind that version is dropped, as it appends it again.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable
+
+from m3jit.durable import roots, version
+from m3jit.durable.errors import StoreError
+from m3jit.durable.states import BY_CLASS, BY_KIND, expect, pack_tensor, unpack_tensor
+from m3jit.durable.store import Restored, Store
+from m3jit.durable.version import LAYOUT
+from m3jit.errors import OperandError, brief
+from m3jit.isa.types import Tensor
+from m3jit.vm.snapshots import Snapshot
+
+NAME = "checkpoint"                # of the version in the folder of a CHECKPOINT_SAVE
+RUN = "run"                        # of a machine's main context, and of its log, in its own store
+
+
+class Checkpoints:
+    """The disk of one machine.  store: where PERSIST writes; it stays open when the machine ends."""
+
+    def __init__(self, store: Store | None = None):
+        self.store = store
+        self._open: dict[Path, Store] = {}             # of checkpoints, until the machine ends
+        self._end = store.length(RUN) if store is not None else 0      # of the log
+        self._pending: list[bytes] = []                # appended, not written yet
+
+    # -- CHECKPOINT_SAVE, CHECKPOINT_RESTORE ------------------------------------------------------------------------
+    def _store(self, folder: Path) -> Store:
+        found = self._open.get(folder)
+        if found is None:
+            found = self._open[folder] = Store.open(folder)
+        return found
+
+    def save(self, vm: Any, folder: Path, value: Any) -> int:
+        """Write a `Snapshot`, a state or a tensor as the checkpoint in a folder; bytes of blocks written."""
+        store = self._store(folder)
+        if isinstance(value, Snapshot):
+            return int(version.write(store, vm, vm.main, NAME, of=value).facts[2])
+
+        def build(writer: Any) -> Any:
+            packing = roots.Packing(vm, writer)
+            if isinstance(value, Tensor):
+                content = ["tensor", pack_tensor(value, packing)]
+            else:
+                codec = BY_CLASS.get(value.__class__)
+                if codec is None:
+                    raise TypeError(f"a {value.kind_name} has no codec (m3jit.durable.states.CODECS)")
+                content = [codec.kind, codec.pack(value, packing)]
+            return ["value", LAYOUT, content, packing.models]
+        try:
+            return int(store.put(NAME, build, [b""]).facts[2])
+        except (TypeError, ValueError) as e:
+            raise StoreError(f"{store.path}: cannot be stored: {e}") from None
+
+    def newest(self, folder: Path) -> str:
+        """What identifies the checkpoint in a folder: its number and the hash of its tree."""
+        if folder not in self._open and not folder.is_dir():
+            raise StoreError(f"{folder}: no such folder; CHECKPOINT_SAVE makes one")
+        found = self._store(folder).latest(NAME)
+        return f"{found.number} {found.root.hash.hex()}"
+
+    def load(self, vm: Any, folder: Path, which: str) -> tuple[Callable[[], None], Any]:
+        """(what to call when the value is taken, the value) of the checkpoint that `newest` named."""
+        store = self._store(folder)
+        number, digest = which.split()
+        found = store.latest(NAME, int(number))
+        if found.root.hash.hex() != digest:
+            raise StoreError(f"{folder}: checkpoint {number} is another one than when this run was recorded")
+        tree = store.read(found)
+        if isinstance(tree, list) and tree[:1] == ["version"]:
+            loaded = version.load(store, vm, found)
+            return loaded.settle, loaded.snapshot()
+        try:
+            what, layout, (kind, content), models = tree
+            expect(what == "value" and layout == LAYOUT, "it is no checkpoint")
+            reading = roots.Unpacking(vm, store, models, [], [])
+            unpack = unpack_tensor if kind == "tensor" else BY_KIND[kind].unpack
+            return _nothing, unpack(content, reading)
+        except OperandError as e:
+            raise StoreError(f"{folder}: {e.message}") from None
+        except version.WRONG as e:
+            raise StoreError(f"{folder}: cannot be restored: {e}") from None
+
+    # -- PERSIST, WAL -----------------------------------------------------------------------------------------------
+    def _own(self) -> Store:
+        if self.store is None:
+            raise OperandError("this machine has no store of its own; `m3jit run --store FOLDER` and VM(checkpoints="
+                               "m3jit.durable.Checkpoints(store)) give it one")
+        return self.store
+
+    def persist(self, vm: Any, snapshot: Snapshot) -> int:
+        """Commit a snapshot to the machine's store, the log first."""
+        store = self._own()
+        self.flush()
+        name = RUN if snapshot.context == vm.main.id else f"context {snapshot.context}"
+        return int(version.write(store, vm, vm.main, name, [self._end], of=snapshot).facts[2])
+
+    def append(self, vm: Any, offset: int, data: bytes, durable: bool) -> int:
+        """Add to the log.  offset: 0, or the log's length."""
+        self._own()
+        if offset not in (0, self._end):
+            raise OperandError(f"WAL is a log of {self._end} bytes: copy to its first address or to offset "
+                               f"0x{self._end:x}, not to 0x{offset:x}")
+        self._pending.append(data)
+        self._end += len(data)
+        if durable:
+            self.flush()
+        return self._end
+
+    def flush(self) -> None:
+        """Put what was appended on the disk."""
+        if self._pending:
+            data = b"".join(self._pending)
+            self._own().append(RUN, self._end - len(data), data)
+            self._pending = []
+
+    def commit(self, vm: Any) -> None:
+        """Commit the main context as it is now, between two instructions."""
+        self.flush()
+        self._own().commit(vm, RUN, [self._end])
+
+    def resume(self, vm: Any) -> Restored | None:
+        """Put the last version of the machine's store into a new machine; None when there is none."""
+        store = self._own()
+        if RUN not in store.names():
+            return None
+        back = store.restore(vm, RUN)
+        end = back.notes[0] if isinstance(back.notes, list) and len(back.notes) == 1 else -1
+        if not isinstance(end, int) or not 0 <= end <= store.length(RUN):
+            raise StoreError(f"{store.path}: {RUN!r} was not written by a program; restore it with Store.restore")
+        if end < store.length(RUN):
+            store.append(RUN, end, b"")
+        self._end = end
+        return back
+
+    def close(self) -> None:
+        """Write what is pending; close the checkpoints (not the machine's store)."""
+        try:
+            self.flush()
+        finally:
+            for store in self._open.values():
+                store.close()
+            self._open.clear()
+
+
+def _nothing() -> None:
+    """A tensor or state changes nothing of the machine's own."""

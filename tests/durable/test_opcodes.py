@@ -1,0 +1,258 @@
+"""CHECKPOINT_SAVE, CHECKPOINT_RESTORE, PERSIST and the WAL region in programs."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import m3jit
+from m3jit.durable import Checkpoints, Store
+from m3jit.vm.vm import VM
+
+
+def machine(source: str, folder: Any, store: Store | None = None, **options: Any) -> VM:
+    options.setdefault("backend", "interpreter")
+    vm = m3jit.VM(m3jit.assemble(source, "test.m3asm"), files=folder, checkpoints=Checkpoints(store), **options)
+    vm.got = []                                        # type: ignore[attr-defined]
+    vm.set_sink("OUTPUT", vm.got.append)               # type: ignore[attr-defined]
+    return vm
+
+
+def run(source: str, folder: Any, store: Store | None = None, **options: Any) -> VM:
+    return machine(source, folder, store, **options).run()
+
+
+# The second machine finds what the first one saved: it tries to restore first.
+COUNTER = """
+    LOADI rN, 0
+    LOADI rSaved, 0
+    COMPARE rAgain, 0
+    IF_EQUAL fresh
+    CHECKPOINT_RESTORE rS, "here/ck"
+    ABORT rS RESUME
+fresh:
+    ADD rN, rN, 1
+    RNG_UNIFORM rU
+    MEMCPY rPlace, rX
+    ATTN rA, rX, rX, rX, sKV HEADS=2 CAUSAL
+    COMPARE rN, 3
+    IF_NOT_EQUAL on
+    CHECKPOINT_SAVE RD=rBytes "here/ck"
+on:
+    STREAM rN
+    COMPARE rN, 5
+    IF_LESS fresh
+    RNG_UNIFORM rU
+    HALT
+"""
+
+
+def counter(folder: Any, again: int, backend: str = "interpreter") -> VM:
+    (folder / "here").mkdir(exist_ok=True)
+    vm = machine(COUNTER, folder, backend=backend)
+    vm.set("rX", np.arange(16, dtype=np.float32).reshape(2, 8))
+    vm.set("rPlace", 3 << 60)
+    vm.set("rAgain", again)
+    return vm.run()
+
+
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+def test_a_run_goes_on_behind_its_checkpoint(tmp_path, backend):
+    first = counter(tmp_path, 0, backend)
+    second = counter(tmp_path, 1, backend)
+    assert first.got == ["1", "2", "3", "4", "5"] and second.got == ["3", "4", "5"]
+    for name in ("rU", "rA"):
+        a, b = first.get(name), second.get(name)
+        assert (a.tobytes() if hasattr(a, "tobytes") else a) == (b.tobytes() if hasattr(b, "tobytes") else b)
+    assert second.state("sKV").length(0) == 10
+    assert second.main.memory.read(3 << 60, 64) == first.main.memory.read(3 << 60, 64)
+    assert first.get("rBytes") > 0 and sorted(p.name for p in (tmp_path / "here" / "ck").iterdir())[0] == "lock"
+
+
+def test_a_snapshot_a_state_and_a_tensor(tmp_path):
+    vm = machine("""
+        LOADI rN, 1
+        ATTN rA, rX, rX, rX, sKV HEADS=2
+        FORK rS
+        LOADI rN, 2
+        ATTN rB, rX, rX, rX, sKV HEADS=2
+        CHECKPOINT_SAVE rS "snapshot"
+        CHECKPOINT_SAVE sKV "stream"
+        CHECKPOINT_SAVE rB "tensor"
+        LOADI rN, 3
+        CHECKPOINT_RESTORE S9, "stream"
+        CHECKPOINT_RESTORE rT, "tensor"
+        CHECKPOINT_RESTORE rBack, "snapshot"
+        MOV rKept, rT
+        MOV rHow, rN
+        RESTORE rBack
+        HALT
+    """, tmp_path)
+    vm.set("rX", np.arange(16, dtype=np.float32).reshape(2, 8))
+    vm.step(13)
+    assert vm.state("S9").length(0) == 4 and vm.get("S9") != vm.get("sKV")
+    assert vm.get("rT").tobytes() == vm.get("rB").tobytes()
+    vm.run()
+    assert vm.get("rN") == 3 and vm.state("sKV").length(0) == 2      # RESTORE leaves the registers
+    back = vm.get("rBack").get().root
+    assert vm.snapshots.resolve(vm.get("rBack")).root.R[vm.register("rN").index] == 1
+    # the snapshot that was saved names itself, and the name is the restored one's
+    assert back.R[vm.register("rS").index].get() is vm.get("rBack").get()
+
+
+def test_saving_again_writes_what_is_new(tmp_path):
+    vm = machine("""
+    go:
+        ATTN rA, rX, rX, rX, sKV HEADS=2 CAUSAL
+        CHECKPOINT_SAVE sKV RD=rBytes "ck"
+        STREAM rBytes
+        ADD rX, rX, rX
+        ADD rN, rN, 1
+        COMPARE rN, 9
+        IF_LESS go
+        HALT
+    """, tmp_path)
+    vm.set("rX", np.random.default_rng(1).standard_normal((64, 8)).astype(np.float32))
+    vm.set("rN", 0)
+    vm.run()
+    sizes = list(map(int, vm.got))
+    page = vm.state("sKV").page_bytes
+    assert all(page < n < page + 1000 for n in sizes)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("source, message", [
+    ('CHECKPOINT_SAVE "../out"\nHALT', r"CHECKPOINT_SAVE .*the program wants to write a checkpoint to '../out', outside "
+                                       r"the directory .* it may use"),
+    ('CHECKPOINT_SAVE "."\nHALT', "which is a directory; give the name"),
+    ('CHECKPOINT_SAVE\nHALT', 'needs PATH="..."'),
+    ('CHECKPOINT_RESTORE rX, "none"\nHALT', "none: no such folder; CHECKPOINT_SAVE makes one"),
+    ('CHECKPOINT_SAVE "notes.txt"\nHALT', "notes.txt: is not a folder; a store is one"),
+    ('CHECKPOINT_SAVE "mine"\nHALT', r"mine: is not a store and not empty \(it has a.txt\); name an empty"),
+    ('CHECKPOINT_RESTORE rX, "empty"\nHALT', "empty: has no 'checkpoint'; names in it: none"),
+    ('LOADI rX, 1\nCHECKPOINT_SAVE rX "ck"\nHALT', "a snapshot, a state handle or a tensor"),
+    ("FORK rS PERSIST\nHALT", r"FORK .*: this machine has no store of its own; `m3jit run --store FOLDER` and "
+                              r"VM\(checkpoints=m3jit.durable.Checkpoints\(store\)\) give it one"),
+    ("SNAPSHOT rS PERSIST\nHALT", "SNAPSHOT .*this machine has no store of its own"),
+    ("LOADI rX, 0x7000000000000000\nMEMCPY rX, rT\nHALT", "this machine has no store of its own"),
+    ("LOADI rX, 0x3000000000000000\nMEMCPY rX, rT PERSIST\nHALT",
+     r"PERSIST copies to the log, region WAL; 0x3000000000000000 lies in ACTIVATION \(FORK PERSIST keeps"),
+    ("LOADI rX, 0x7000000000000000\nMEMSET rX, LEN=3\nHALT", "WAL is a log; MEMCPY appends to it, and nothing else"),
+    ("LOADI rX, 0x7000000000000000\nTENSOR rY, SHAPE=[3] U8 FROM=rX\nHALT", "WAL is a log; MEMCPY appends to it"),
+])
+def test_what_is_refused(tmp_path, source, message):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.txt").write_text("")
+    (tmp_path / "empty").mkdir()
+    vm = machine(source, tmp_path)
+    if "rT" in source:
+        vm.set("rT", b"abc")
+    with pytest.raises(m3jit.Trap, match=message):
+        vm.run()
+    assert not (tmp_path.parent / "out").exists()
+
+
+def test_a_machine_without_checkpoints(tmp_path):
+    vm = m3jit.VM(m3jit.assemble('CHECKPOINT_SAVE "ck"\nHALT'), backend="interpreter", files=tmp_path)
+    with pytest.raises(m3jit.Trap, match=r"this machine writes no checkpoints; run it with `m3jit run`, or pass "
+                                         r"VM\(checkpoints=m3jit.durable.Checkpoints\(\)\)"):
+        vm.run()
+
+
+def test_a_checkpoint_of_another_program_is_refused(tmp_path):
+    run('LOADI rN, 1\nCHECKPOINT_SAVE "ck"\nHALT', tmp_path)
+    with pytest.raises(m3jit.Trap, match="CHECKPOINT_RESTORE .*ck: 'checkpoint' version 1: was written by another"):
+        run('CHECKPOINT_RESTORE rX, "ck"\nHALT', tmp_path)
+
+
+def test_a_folder_in_use(tmp_path):
+    with Store.open(tmp_path / "ck"):
+        with pytest.raises(m3jit.Trap, match=r"CHECKPOINT_SAVE .*ck: is in use by process \d+; close it there"):
+            run('CHECKPOINT_SAVE "ck"\nHALT', tmp_path)
+
+
+def test_a_flipped_bit_traps_and_names_the_place(tmp_path):
+    source = 'CHECKPOINT_SAVE rT "ck"\nCHECKPOINT_RESTORE rY, "ck"\nHALT'
+    vm = machine(source, tmp_path)
+    vm.set("rT", np.arange(1000, dtype=np.float32))
+    vm.run()
+    segment = tmp_path / "ck" / "segment-00000001"
+    raw = bytearray(segment.read_bytes())
+    raw[2000] ^= 4
+    segment.write_bytes(raw)
+    vm = machine(source, tmp_path)
+    with pytest.raises(m3jit.Trap, match=r"segment-00000001: damaged at byte 512: block \w+ does not match"):
+        vm.main.index = 1
+        vm.run()
+
+
+# -- PERSIST ----------------------------------------------------------------------------------------------------------
+LOOP = """
+    LOADI rN, 0
+go:
+    ADD rN, rN, 1
+    MEMCPY rLog, rT
+    FORK rS PERSIST
+    STREAM rN
+    COMPARE rN, 6
+    IF_LESS go
+    HALT
+"""
+
+
+def loop(folder: Any, store: Store, max_steps: int | None = None) -> VM:
+    vm = machine(LOOP, folder, store, max_steps=max_steps)
+    vm.set("rT", b"x")
+    vm.set("rLog", 7 << 60)
+    return vm
+
+
+def test_a_run_is_taken_up_at_its_last_persist(tmp_path):
+    with Store.open(tmp_path / "s") as store:
+        vm = loop(tmp_path, store, 22)
+        with pytest.raises(m3jit.LimitError):
+            vm.run()
+        assert vm.got == ["1", "2", "3"] and store.names() == ["run"] and store.latest("run").number == 4
+    with Store.open(tmp_path / "s") as store:
+        vm = loop(tmp_path, store)
+        assert vm.checkpoints.resume(vm) is not None and vm.get("rN") == 4
+        vm.run()
+        assert vm.got == ["4", "5", "6"]               # the fourth was persisted and not said yet
+        assert b"".join(store.log_of("run")) == b"xxxxxx"
+        assert vm.get("rS").get() is not None
+    assert loop(tmp_path, Store.open(tmp_path / "other")).checkpoints.resume(vm) is None
+
+
+def test_the_log_is_appended_to_and_not_rolled_back(tmp_path):
+    source = """
+        FORK rS PERSIST
+        MEMCPY rLog, rT
+        MEMCPY rLog, rT LEN=2 SRC_OFFSET=1 DST_OFFSET=3 PERSIST
+        ABORT rS
+        MEMCPY rLog, rT LEN=1
+        MEMCPY rLog, rT DST_OFFSET=9
+        HALT
+    """
+    with Store.open(tmp_path / "s") as store:
+        vm = machine(source, tmp_path, store)
+        vm.set("rT", b"abc")
+        vm.set("rLog", 7 << 60)
+        vm.step(3)
+        assert b"".join(store.log_of("run")) == b"abcbc"
+        with pytest.raises(m3jit.Trap, match="WAL is a log of 6 bytes: copy to its first address or to offset 0x6"):
+            vm.run()
+        assert b"".join(store.log_of("run")) == b"abcbca"
+        store.compact()
+        assert b"".join(store.log_of("run")) == b"abcbca" and store.length("run") == 6
+    with Store.open(tmp_path / "s") as store:          # at the FORK nothing had been appended
+        again = machine(source, tmp_path, store)
+        again.checkpoints.resume(again)
+        assert b"".join(store.log_of("run")) == b""
+
+
+def test_children_persist_under_their_own_names(tmp_path):
+    with Store.open(tmp_path / "s") as store:
+        run("FORK rC, child, RED\nFORK rS PERSIST\nHALT\nchild: FORK rS PERSIST\nHALT", tmp_path, store)
+        assert store.names() == ["context 2", "run"]
