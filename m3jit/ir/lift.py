@@ -76,6 +76,7 @@ class Lifter(Recorder):
         self.inputs: dict[Key, Node] = {}
         self.read_keys: set[Key] = set()                 # live-in registers an instruction read, null ones included
         self.streams: dict[Key, tuple[KVGeometry, str]] = {}     # what the region's appends take a stream to be
+        self.present: set[Key] = set()                   # streams that must be there at entry
         self.states: dict[Key, None] = {}                # state registers, in the order of their first uses
         self.guards: list[tuple[Dim, Dim]] = []
         self.same_as: dict[Dim, Dim] = {}
@@ -132,7 +133,9 @@ class Lifter(Recorder):
         self.flush()
         self.block.body.append(Check(cond, self.leave(self.pc, reason)))
 
-    def same_stream(self, key: Key, geometry: KVGeometry, dtype: str) -> bool:
+    def same_stream(self, key: Key, geometry: KVGeometry, dtype: str, new: str) -> bool:
+        if key not in self.streams and dtype != new:
+            self.present.add(key)                      # one that is made here would be of the instruction's type
         return self.streams.setdefault(key, (geometry, dtype)) == (geometry, dtype)
 
     def cell(self, state: CellRef, key: CellKey) -> Node:
@@ -228,7 +231,7 @@ class Lifter(Recorder):
                 if (t := n.type) is not None and hasattr(t, "shape") and t.rank and isinstance(t.shape[0], Sym)}
         nulls = {k for k in self.read_keys if k not in self.inputs}
         return Function(name, self.entry.pc, self.blocks, self.inputs, self.guards, syms, self.instructions,
-                        frozenset(self.read_keys - nulls), frozenset(nulls), tuple(self.states))
+                        frozenset(self.read_keys - nulls), frozenset(nulls), tuple(self.states), frozenset(self.present))
 
     def _rename_dims(self) -> None:
         """Write every dimension by the name of its class of equal dimensions."""

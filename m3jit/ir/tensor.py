@@ -245,6 +245,7 @@ class Function:
     read: frozenset = frozenset()
     nulls: frozenset = frozenset()
     states: tuple = ()                                   # state registers it uses, in the order of their first uses
+    present: frozenset = frozenset()                     # streams that must exist: a new one would have another type
 
     def nodes(self) -> Iterator[Node]:
         for b in self.blocks:

@@ -28,7 +28,7 @@ class Recorder:
     def assume_at_least(self, d: Dim, n: int) -> bool: raise NotImplementedError
     def today(self, d: Dim) -> int: raise NotImplementedError
     def check(self, cond: Node, reason: str) -> None: raise NotImplementedError
-    def same_stream(self, key: Any, geometry: Any, dtype: str) -> bool: raise NotImplementedError
+    def same_stream(self, key: Any, geometry: Any, dtype: str, new: str) -> bool: raise NotImplementedError
     def cell(self, state: CellRef, key: CellKey) -> Node: raise NotImplementedError
 
 

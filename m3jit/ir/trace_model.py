@@ -124,7 +124,7 @@ class TraceModel:
         g = KVGeometry(kv_heads, head_dim, value_dim, v is None)
         rows = self._rows(k, v, g)
         kv.geometry, kv.dtype = kv.geometry or g, kv.dtype or dtype
-        if kv.geometry != g or not self.r.same_stream(kv.key, g, kv.dtype):
+        if kv.geometry != g or not self.r.same_stream(kv.key, g, kv.dtype, dtype):
             raise self.error("the stream has another geometry or type")
         past = kv.lengths.get(layer)
         if past is None:

@@ -27,6 +27,7 @@ from m3jit.vm.interpreter import PARKED_HERE
 from m3jit.vm.native import NO_BUDGET, CompiledRegion, fits, type_of_value
 
 MAX_VARIANTS = 8
+GONE = object()                 # what a register names that a restored snapshot does not have: the interpreter says so
 HOT_VISITS = 64                 # visits of an entry after which anything is worth compiling
 ENOUGH_BYTES = 1 << 15          # bytes touched by one pass over a region that are worth compiling at once
 WORTH_ENTERING = 40             # scalar instructions without a loop cost less interpreted than entering a region does
@@ -299,7 +300,8 @@ class ContextRegisters:
             if bank == "R":
                 return self.ctx.R[key[1]]
             if bank == "S":
-                return self.machine.state_of(self.ctx, key[1])
+                state = self.machine.state_of(self.ctx, key[1])
+                return GONE if state is None and self.ctx.S[key[1]] is not None else state
             return self.ctx.V[key[1]]
         return self.ctx.flags if key == "flags" else self.ctx.rng
 

@@ -141,7 +141,8 @@ class CompiledRegion:
         self.guards = Guards(self.types)
         self.cells = RegionCells(region.cells_in, region.cells_out)
         self.scalars = [s for s in region.scalars if s[0][0] != "kvlen"]
-        self.streams = RegionStreams(region.kv, [(k[1], k[2], w) for k, w, _ in region.scalars if k[0] == "kvlen"])
+        self.streams = RegionStreams(region.kv, [(k[1], k[2], w) for k, w, _ in region.scalars if k[0] == "kvlen"],
+                                     region.function.present)
         self.results = [(word, None if any(isinstance(d, Sym | DimExpr) for d in t.shape) else stored_shape(t, {}), t)
                         for word, t in region.outputs]           # word, shape where it is always the same, type
         self.ways: dict[int, Way] = {}           # by exit, made when first taken

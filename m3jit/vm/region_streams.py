@@ -33,9 +33,10 @@ class _Stream:
 
 class RegionStreams:
     """uses: the layers of streams the region reads or appends to.  lengths: (state register, layer, word) of those
-    whose length it asks for."""
+    whose length it asks for.  present: state registers whose streams must exist."""
 
-    def __init__(self, uses: Sequence[KvUse], lengths: Iterable[tuple[Any, int, int]]):
+    def __init__(self, uses: Sequence[KvUse], lengths: Iterable[tuple[Any, int, int]], present: Collection[Any] = ()):
+        self.present = present
         of: dict[Any, tuple[list, list]] = {}
         for u in uses:
             of.setdefault(u.key, ([], []))[0].append(u)
@@ -53,6 +54,8 @@ class RegionStreams:
         for key, use in self.streams.items():
             stream = regs.get(key)
             if stream is None:
+                if key in self.present:
+                    return False
                 continue
             if seen.setdefault(id(stream), key) != key:
                 return False                     # two registers name one stream: its rows depend on their order

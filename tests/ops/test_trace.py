@@ -38,7 +38,7 @@ class Nodes(Recorder):
     def assume_equal(self, a: Any, b: Any) -> bool: return a == b
     def check(self, cond: Node, reason: str) -> None: pass
     def cell(self, state: CellRef, key: CellKey) -> Node: return Node("input", cell_type(key))
-    def same_stream(self, key: Any, geometry: Any, dtype: str) -> bool: return True
+    def same_stream(self, key: Any, geometry: Any, dtype: str, new: str) -> bool: return True
     def kv_length(self, kv: KVRef, layer: int) -> Node: return Node("input", I64T)
 
 
