@@ -13,7 +13,7 @@ region that left elsewhere, an instruction at a region's entry that was interpre
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Iterable, Protocol
 
 from m3jit.errors import (Deadlock, Divergence, InternalError, Interrupted, LimitError, M3Error, OperandError,
                           SinkClosed, Trap, UnsupportedError, UserError)
@@ -55,6 +55,7 @@ class Interpreter:
         self.times: list[int] | None = None
         self.watch: Callable[[Context, int, int, int], None] | None = None   # (context, index, began, ended ns) of slow ones
         self.plain: dict[int, Handler] = {}           # region entries: how the instruction itself is executed
+        self._stops: tuple[int, ...] = ()             # instructions that somebody stops in front of
         for pc in (regions.entries if regions is not None else ()):
             self.mark_entry(pc)
 
@@ -201,10 +202,34 @@ class Interpreter:
             nxt = plain(ctx)
             if not is_fast:
                 return nxt
-            ctx.retired += 1
-            return -2 - nxt if nxt < SLOW or nxt > i else nxt
+            return self._counted(ctx, nxt)
         self.handlers[i] = _slow
         self.slow[i] = enter
+
+    def _counted(self, ctx: Context, nxt: int) -> int:
+        """What a slow handler returns for a fast one that returned `nxt`; counts the instruction."""
+        ctx.retired += 1
+        j = nxt if nxt >= 0 else -2 - nxt
+        return j if j in self.heads else -2 - j
+
+    def stop_in_front(self, indices: Iterable[int], arrived: Callable[[Context], bool]) -> None:
+        """From now on ask `arrived` in front of these instructions: true, and it is not executed, the stop word being
+        raised.  Those of the call before are as they were.  No region may begin there."""
+        for i in self._stops:
+            self._prepare(i)
+        self._stops = tuple(indices)
+        for i in self._stops:
+            self.slow[i], self.handlers[i] = self._stopping(i, arrived), _slow
+
+    def _stopping(self, i: int, arrived: Callable[[Context], bool]) -> Handler:
+        fast, slow = self._bind(i)
+
+        def stop(ctx: Context) -> int:
+            ctx.index = i
+            if arrived(ctx):
+                return -2 - i
+            return slow(ctx) if fast is None else self._counted(ctx, fast(ctx))
+        return stop
 
     def unmark_entry(self, pc: int) -> None:
         """Interpret the instruction at pc again without asking."""
@@ -287,6 +312,8 @@ class Interpreter:
             ctx.retired = before
             self._failed(ctx, i, e)
             return None
+        if slow and nxt == -2 - i and ctx.retired == before:
+            return False                               # somebody stops in front of it
         ctx.retired = before + 1
         ctx.index = nxt if nxt >= 0 else -2 - nxt
         return nxt >= 0 if slow else nxt <= i and ctx.index in self.heads

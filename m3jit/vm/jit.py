@@ -101,6 +101,8 @@ class Jit:
         self.stop_address = stop_word.word.ctypes.data
         self.points = points if points is not None else new_points(image)
         self.entries: Iterable[int] = tuple(pc for pc, point in list(self.points.items()) if not point.dead)
+        self.stop_at: frozenset[int] = frozenset()       # code is left in front of these
+        self._every_points = {self.stop_at: self.points}
         self.interpreter: Any = None             # set by the machine: asked to stop asking about dead points
         self.log: list[str] = []
         self.regions: list[CompiledRegion] = []  # those this machine has entered, in order of first use
@@ -118,6 +120,20 @@ class Jit:
 
     def constant(self, ins: Any) -> Any:
         return self.machine.constant(ins)
+
+    def leave_at(self, pcs: frozenset[int]) -> None:
+        """From now on compiled code is left in front of the instructions at `pcs`, which are interpreted, and entered
+        again behind them.  The machine must not be running."""
+        behind = {pc + self.image.at(pc).size for pc in pcs} - pcs
+        for pc in list(self.points):                     # some were found while the program ran
+            self.interpreter.unmark_entry(pc)
+        if pcs not in self._every_points:
+            self._every_points[pcs] = new_points(self.image) | {pc: Point(pc) for pc in behind if self.image.at(pc)}
+        self.stop_at, self.points, self.passed = pcs, self._every_points[pcs], set()
+        for pc in pcs:
+            self.interpreter.unmark_entry(pc)
+        for pc in set(self.points) - pcs:
+            self.interpreter.mark_entry(pc)
 
     # -- entering ---------------------------------------------------------------------------------------------------
     def enter(self, ctx: Any, pc: int) -> int | None:
@@ -207,7 +223,7 @@ class Jit:
         if ins is None:
             return
         behind = pc if reason in (FULL, VARIANTS) else pc + ins.size
-        if self.image.at(behind) is None:
+        if self.image.at(behind) is None or behind in self.stop_at:
             return
         point = self.points.setdefault(behind, Point(behind))
         if point.refused:
@@ -269,7 +285,7 @@ class Jit:
             if isinstance(t, TensorType) and t.shape and isinstance(t.shape[0], Sym):
                 syms[t.shape[0]] = value.shape[0]
             return t
-        f = Lifter(self, Entry(pc, type_of, syms)).lift(f"r{pc:x}")
+        f = Lifter(self, Entry(pc, type_of, syms, self.stop_at)).lift(f"r{pc:x}")
         return None if f is None else (f, syms)
 
 

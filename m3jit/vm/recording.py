@@ -222,13 +222,15 @@ class Recorder:
         event = self.tape.peek()
         if event is None:
             return self.goes_on                        # from here on the outside decides: the instruction looks again
-        return event.context == ctx.id and self.wakes_now
+        return event.what == "wake" and event.context == ctx.id and (self.vm.retired, self.waits) >= tuple(event.value)
 
     @property
     def wakes_now(self) -> bool:
-        """Did a wait end at this very instruction of the recorded run?"""
-        event = self.tape.peek() if self.tape is not None else None
-        return event is not None and event.what == "wake" and (self.vm.retired, self.waits) >= tuple(event.value)
+        """Does a wait for the outside end at this very instruction?"""
+        if self.replaying:
+            event = self.tape.peek()
+            return event is not None and event.what == "wake" and (self.vm.retired, self.waits) >= tuple(event.value)
+        return any(external(c) and c.waiting_for.ready() for c in self.vm.scheduler.contexts.values())
 
     @property
     def horizon(self) -> int | None:
@@ -240,10 +242,14 @@ class Recorder:
             return self.end
         return event.value[0] if event.what == "wake" else None
 
-    def at_horizon(self, ctx: Context) -> None:
-        """A replay has come to an event that nothing of the run itself brings about: only a wait may begin here.
+    def at_horizon(self, ctx: Context) -> bool:
+        """The run has come to where it has to look up.  True: it does.  False: a replay has come to an event that nothing
+        of the run itself brings about, and the context began to wait, as it must.
 
         `RecordEnds`: the recorded run was ended here from outside; `Divergence`: the context does something else."""
+        own = self.horizon
+        if own is None or self.vm.retired < own or self.wakes_now:
+            return True
         if self.exhausted and not self.ended_by_itself:
             raise self.ended("the recorded run was ended here")
         before = ctx.retired
@@ -252,6 +258,7 @@ class Recorder:
             event = self.tape.peek()
             what = f"context {event.context} stopped waiting" if event is not None else "everything ended"
             raise self._diverged(ctx, f"goes on, where {what} in the recorded run")
+        return False
 
     def ended(self, why: str) -> "RecordEnds":
         """What is raised where the record has nothing more."""

@@ -82,7 +82,8 @@ class VM(HostStreams, HostStates):
         self.recorder.attach(self)
         self.scheduler.woken = None if self.recorder.idle else self.recorder.woken
         self.horizon: int | None = None                # instructions of all contexts at which a slice ends exactly
-        self._cut: tuple[Context, int] | None = None   # a slice that was cut there, and the rest of its budget
+        self.pausing = False                           # (with a raised stop word) cut the slice where it is
+        self._cut: tuple[Context, int, int] | None = None      # a slice that was cut, its budget, what of it was done
         if extensions is None:
             from m3jit.vm.extensions import REGISTRY as extensions
         self.extensions = extensions
@@ -266,11 +267,13 @@ class VM(HostStreams, HostStates):
 
     def _loop(self, until: Callable[[], bool]) -> None:
         while not until():
-            if self._cut is not None and not self.recorder.wakes_now:
-                (ctx, budget), self._cut = self._cut, None
-            else:
-                self._cut = None
-                ctx, budget = self.scheduler.pick()    # type: ignore[assignment]
+            if self._cut is not None:
+                (ctx, budget, done), self._cut = self._cut, None
+                if ctx.status == READY and ctx.id in self.scheduler.contexts and not self.recorder.wakes_now:
+                    self._slice(ctx, budget, done)
+                    continue
+                self._after(ctx, done)
+            ctx, budget = self.scheduler.pick()        # type: ignore[assignment]
             if ctx is None:
                 if not self.scheduler.waiting():
                     return
@@ -278,19 +281,19 @@ class VM(HostStreams, HostStates):
                 continue
             self._slice(ctx, budget)
 
-    def _slice(self, ctx: Context, budget: int) -> None:
+    def _slice(self, ctx: Context, budget: int, done: int = 0) -> None:
         """Run one context until its slice is used up; the run pauses inside for threads that want the lock.
 
-        A slice that the horizon cuts is gone on with afterwards: where it ends is a function of the program."""
-        done = 0
+        A slice that is cut, by the horizon or because somebody wants to look, is gone on with afterwards: where it ends
+        is a function of the program, and of when a wait for the outside ends.  done: instructions before it was cut."""
         while True:
             before = ctx.retired
             left = budget - done
             room = self._room()
             if room <= 0:
-                if not done:
-                    self.recorder.at_horizon(ctx)
-                self._cut = (ctx, left) if ctx.status == READY and ctx.trap is None else None
+                if self.recorder.at_horizon(ctx):
+                    self._cut = (ctx, budget, done)
+                    return
                 break
             reserve = len(self.image.instructions)     # a slice may pass its budget by less than one program length
             if room <= reserve:
@@ -300,8 +303,10 @@ class VM(HostStreams, HostStates):
             done += ctx.retired - before
             if ctx.leave or ctx.trap is not None or ctx.status != READY or polls and done >= budget:
                 break
-            if self.stop_word.raised and self._stopped(ctx):
-                break
+            if self.stop_word.raised and (self._stopped(ctx) or self.pausing):
+                self.pausing, self._cut = False, (ctx, budget, done)
+                return
+        self.pausing = False
         self._after(ctx, done)
 
     def _room(self) -> int:
@@ -404,7 +409,7 @@ class VM(HostStreams, HostStates):
             main = self.main
             snap = Snapshot(self.snapshots.new_id(), main.newest_snapshot or 0, main.capture(), main.index, main.id,
                             self.snapshots)
-            handle = SnapshotHandle(snap, snap.id)
+            handle = SnapshotHandle.of_host(snap)
             commit([attribute(main, "newest_snapshot", snap.id), *self.snapshots.keep(snap)])
             return handle
 

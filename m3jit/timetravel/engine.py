@@ -1,0 +1,252 @@
+"""Going forward and backward through a run.
+
+Time is the number of instructions that all contexts have completed.  Now and then the whole machine is put aside
+(`MachineState`, O(registers)); going back means putting the nearest one before back and running from there, with what
+came from outside answered from the history.  So every time is reached exactly, as often as one likes.
+
+The checkpoints lie over the whole run: when there are too many, every other one is dropped and the distance between new
+ones doubles, so going back costs at most a fixed part of the run.  Near where one is there are more.
+"""
+from __future__ import annotations
+
+import bisect
+from typing import Any, Callable
+
+from m3jit.errors import Divergence, InternalError, M3Error, UserError
+from m3jit.timetravel.history import History, Watcher
+from m3jit.timetravel.machine_state import MachineState
+from m3jit.vm.context import READY, WAITING, Context
+from m3jit.vm.stopping import ATTENTION
+
+KEPT = 64                          # checkpoints over the run
+FIRST_DISTANCE = 1000              # instructions between them, at first
+NEAR, NEAR_KEPT = 16, 256          # the same, just before where one is
+
+
+class Engine:
+    """A machine and its history.  `vm` must be made with `watcher` and stand before its first instruction.
+
+    ended: what ended the run, once the machine has come there; None while it can go on."""
+
+    def __init__(self, vm: Any, watcher: Watcher):
+        self.vm, self.watcher = vm, watcher
+        self.history: History = watcher.tape
+        self.ended: BaseException | str | None = None
+        self.distance = FIRST_DISTANCE
+        self._pause = False
+        self._kept: list[tuple[int, int, MachineState]] = []         # (time, place in the history, state), ascending
+        self._near: list[tuple[int, int, MachineState]] = []
+        self._stop_pcs: frozenset[int] = frozenset()
+        self._end_time: int | None = None              # where the run ended, once that is known
+        watcher.on_output = self._after_output
+        self._pause_at_output = False
+        self._keep(self._kept)
+
+    # -- where we are -----------------------------------------------------------------------------------------------
+    @property
+    def time(self) -> int:
+        """Instructions of all contexts so far."""
+        return self.vm.retired
+
+    @property
+    def upcoming(self) -> Context | None:
+        """The context whose instruction is next; None when none can go on."""
+        vm, scheduler = self.vm, self.vm.scheduler
+        if self.ended is not None:
+            return None
+        if vm._cut is not None and vm._cut[0].status == READY:
+            return vm._cut[0]
+        ready = [c for c in scheduler.contexts.values() if c.status == READY]
+        current = scheduler._current
+        if current in ready and not any(c.priority > current.priority for c in ready):
+            return current
+        return min(ready, key=lambda c: (-c.priority, c.virtual_deadline, c.order), default=None)
+
+    @property
+    def contexts(self) -> list[Context]:
+        """The main context and all that live."""
+        return list({self.vm.main.id: self.vm.main, **self.vm.scheduler.contexts}.values())
+
+    # -- going ------------------------------------------------------------------------------------------------------
+    def go(self, time: int) -> None:
+        """To a time: forward at full speed, or back.  Stops earlier where the run ends."""
+        time = max(time, 0)
+        if time < self.time or time == self.time and self.ended is not None:
+            self._back_to(time)
+        if self.time < time and self.ended is None:
+            self._run(time)
+
+    def step(self, count: int = 1) -> int:
+        """`count` instructions forward; how many there were."""
+        before = self.time
+        self.go(before + count)
+        if self.time == before and self.ended is None and count:
+            self._run(before + 1)
+        return self.time - before
+
+    def back(self, count: int = 1) -> int:
+        """`count` instructions back (from a trap: first to the instruction that trapped); how many there were."""
+        before = self.time
+        if self.ended is not None and isinstance(self.ended, BaseException):
+            count -= 1                                 # what ended the run is a step of its own
+        self.go(max(before - count, 0))
+        return before - self.time
+
+    def to_output(self, end: int | None = None) -> bool:
+        """Forward until something has been written; False when the run ends, or `end` comes, before."""
+        self._pause_at_output = True
+        try:
+            return self._run(end)
+        finally:
+            self._pause_at_output = False
+
+    def run_to(self, pcs: frozenset[int], end: int | None = None) -> bool:
+        """Forward until the next instruction is one of these, at full speed; False when there is none before the end.
+
+        The instruction one stands at does not count."""
+        self._set_stops(pcs)
+        self._passing = (self.time, self.upcoming)
+        try:
+            return self._run(end)
+        finally:
+            self._set_stops(frozenset())
+
+    def run_while(self, test: Callable[[], bool], end: int | None = None) -> bool:
+        """Forward, one instruction after the other, until `test` is true after one; False when the run ends before."""
+        while self.ended is None and (end is None or self.time < end):
+            if not self.step():
+                break
+            if test():
+                return True
+        return False
+
+    def last_before(self, forward: Callable[[int], bool], limit: int | None = None) -> bool:
+        """Back to the last place before this one where `forward` stops; False when there is none: then to `limit` (0).
+
+        forward(end): goes forward, True when it stopped at a place before or at `end`."""
+        limit, here = limit or 0, self.time
+        end = here
+        starts = [t for t, _, _ in self._kept if limit <= t < here] or [0]
+        for start in reversed(sorted({limit, *starts})):
+            if start >= end:
+                continue
+            self._back_to(start)
+            found: int | None = None
+            while self.ended is None and self.time < here and forward(here):
+                if self.time >= here:
+                    break
+                found = self.time
+            if found is not None:
+                self.go(found)
+                return True
+            end = start
+        self.go(limit)
+        return False
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    def _run(self, until: int | None) -> bool:
+        """Forward to a time (None: the end), or until something pauses the run: True then."""
+        vm = self.vm
+        self._pause = False
+        while self.ended is None and (until is None or self.time < until):
+            next_kept = (self._kept[-1][0] if self._kept else 0) + self.distance
+            target = next_kept if until is None else min(until, next_kept) if next_kept > self.time else until
+            if until is not None and until - self.time <= NEAR_KEPT * NEAR and target - self.time > NEAR:
+                target = min(target, self.time + max(NEAR, (until - self.time) // 2))
+            vm.horizon = target
+            try:
+                with vm._entered():
+                    vm._loop(lambda: self._pause or vm.retired >= target)
+                    if vm.finished:
+                        self._end("the program has ended")
+            except (Divergence, InternalError):
+                raise
+            except M3Error as error:
+                self._end(error)
+            finally:
+                vm.horizon = None
+            if self._pause:
+                return True
+            if self.ended is None:
+                self._keep_here(until)
+                if self.time < target and vm._cut is None and not vm.scheduler.contexts:
+                    self._end("the program has ended")
+        return False
+
+    def _end(self, why: BaseException | str) -> None:
+        self.ended, self._end_time = why, self.time
+
+    def _keep_here(self, until: int | None) -> None:
+        if self.time >= (self._kept[-1][0] if self._kept else 0) + self.distance:
+            self._keep(self._kept)
+            if len(self._kept) > KEPT:
+                self._kept[1:] = self._kept[2::2]
+                self.distance *= 2
+        elif until is not None and until - self.time <= NEAR_KEPT * NEAR:
+            self._keep(self._near)
+            if len(self._near) > NEAR_KEPT:
+                del self._near[0]
+
+    def _keep(self, where: list) -> None:
+        times = [t for t, _, _ in where]
+        at = bisect.bisect_left(times, self.time)
+        if at == len(times) or times[at] != self.time:
+            where.insert(at, (self.time, self.history.at, MachineState(self.vm)))
+
+    def _back_to(self, time: int) -> None:
+        """Put the newest state at or before a time back."""
+        best = None
+        for found in (self._kept, self._near):
+            at = bisect.bisect_right([t for t, _, _ in found], time) - 1
+            if at >= 0 and (best is None or found[at][0] > best[0]):
+                best = found[at]
+        if best is None:
+            raise InternalError("there is no state to go back to")
+        with self.vm._entered():
+            best[2].restore(self.vm)
+        self.history.at = best[1]
+        self.ended = None
+
+    def _after_output(self, ctx: Context) -> None:
+        if self._pause_at_output:
+            self._hold(ctx)
+
+    def _hold(self, ctx: Context) -> None:
+        """Come out of the run behind this instruction (or before it, where it has not been executed)."""
+        self._pause = self.vm.pausing = True
+        self.vm.stop_word.set(ATTENTION)
+
+    # -- places to stop at ------------------------------------------------------------------------------------------
+    def _set_stops(self, pcs: frozenset[int]) -> None:
+        """From now on the run pauses in front of these instructions; compiled code ends there."""
+        if pcs == self._stop_pcs:
+            return
+        interpreter, regions = self.vm.interpreter, self.vm.regions
+        interpreter.stop_in_front((), self._arrived)
+        if regions is not None:
+            regions.leave_at(pcs)
+        interpreter.stop_in_front([self.vm.image.index_of[pc] for pc in pcs], self._arrived)
+        self._stop_pcs = pcs
+
+    def _arrived(self, ctx: Context) -> bool:
+        """The machine stands in front of such an instruction: does it pause?"""
+        if self._passing == (self.vm.retired, ctx):
+            return False
+        self._hold(ctx)
+        return True
+
+
+def waiting(contexts: list[Context]) -> list[Context]:
+    """Those that wait."""
+    return [c for c in contexts if c.status == WAITING]
+
+
+def check_time(text: str) -> int:
+    """A time that someone typed.  UserError: no number from 0."""
+    try:
+        number = int(text.removeprefix("@").replace(",", "").replace("_", ""))
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise UserError(f"{text!r} is no time; a number of instructions from 0 is")
+    return number

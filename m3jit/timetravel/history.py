@@ -1,0 +1,61 @@
+"""The events of a run that is looked at: a record that can be wound back and goes on where it ends."""
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+from m3jit.vm.recording import Event, Output, Recorder
+
+
+class History:
+    """Events in order and a place among them: a `Tape` and a `Log` at once.
+
+    at: how many events are behind the machine; fresh: was the last one met for the first time?"""
+
+    def __init__(self, events: Iterable[Event] = ()):
+        self.events: list[Event] = list(events)
+        self.at = self.seen = 0
+        self.fresh = True
+
+    @property
+    def taken(self) -> int:
+        return self.at
+
+    def peek(self) -> Event | None:
+        return self.events[self.at] if self.at < len(self.events) else None
+
+    def take(self) -> None:
+        self.fresh = self.at >= self.seen
+        self.at += 1
+        self.seen = max(self.seen, self.at)
+
+    def append(self, event: Event) -> None:
+        """What happened at the end of the history."""
+        self.events.append(event)
+        self.take()
+
+    def outputs(self, since: int) -> list[Output]:
+        """What was written between an earlier place and this one."""
+        return [e.value for e in self.events[since:self.at] if e.what == "output"]
+
+
+class Watcher(Recorder):
+    """The recorder of a machine that is looked at: what it does again is answered from the history and not written twice.
+
+    live: behind the end of the history the outside is looked at."""
+
+    def __init__(self, history: History, live: bool):
+        super().__init__(record=history, replay=history, goes_on=live)
+        self.on_output: Any = None                     # called after every item that leaves the machine
+
+    @property
+    def echo(self) -> bool:                            # type: ignore[override]
+        return self.tape.fresh
+
+    @echo.setter
+    def echo(self, value: bool) -> None:
+        """What is written follows from the history alone."""
+
+    def leave(self, ctx: Any, sink: str, item: Any, write: Any) -> None:
+        super().leave(ctx, sink, item, write)
+        if self.on_output is not None:
+            self.on_output(ctx)
