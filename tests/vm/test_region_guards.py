@@ -137,3 +137,34 @@ def test_sampling_options_in_registers_are_rounded_to_f32_first(value):
         vm.run()
         ends.append((vm.get("rA"), vm.get("rN")))
     assert len(set(ends)) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_state_that_a_restored_snapshot_does_not_have(backend):
+    text = """
+.data
+q: .f32 [1, 4] [1.0, 2.0, 3.0, 4.0]
+.text
+    LOADI rQ, @q
+    FORK rS
+    ATTN rA, rQ, rQ, rQ, sA
+    RESTORE rS                 ; the stream is gone, its name stays
+    ATTN rA, rQ, rQ, rQ, sA
+    HALT
+"""
+    _, end = run(text, backend)
+    assert "does not exist here: it was made after the snapshot that was restored" in end
+
+
+def test_a_new_stream_has_the_type_of_its_instruction_whatever_was_compiled_before():
+    program = assemble("    ATTN rA, rX, rX, rX, sA, KV_TYPE=F32\n    HALT\n")
+    x = np.full((1, 4), 1 / 3, np.float32)
+    other = VM(assemble("    ATTN rA, rX, rX, rX, sA, KV_TYPE=F16\n    HALT\n"), backend="interpreter")
+    other.set("rX", x)
+    other.run()
+    for state, rounded in ((other.state("sA"), np.float16), (None, np.float32)):
+        vm = VM(program, backend="cpu", threads=1)
+        vm.set("rX", x)
+        vm.set_state("sA", state)
+        vm.run()
+        assert vm.state("sA").rows(0)[0][-1].tolist() == x[0].astype(rounded).tolist()
