@@ -409,7 +409,7 @@ class VM(HostStreams, HostStates):
             main = self.main
             snap = Snapshot(self.snapshots.new_id(), main.newest_snapshot or 0, main.capture(), main.index, main.id,
                             self.snapshots)
-            handle = SnapshotHandle.of_host(snap)
+            handle = SnapshotHandle(snap, snap.id)
             commit([attribute(main, "newest_snapshot", snap.id), *self.snapshots.keep(snap)])
             return handle
 
