@@ -30,6 +30,13 @@ class TokenText:
             at += len(piece)
             self.ends.append(at)
 
+    @classmethod
+    def of_text(cls, text: str) -> "TokenText":
+        """A text without tokens, to find places in."""
+        out = cls.__new__(cls)
+        out.ends, out.data, out.text = [], text.encode(), text
+        return out
+
     def followed_by(self, text: str) -> "TokenText":
         """The same tokens, and text behind them that is of none."""
         out = TokenText.__new__(TokenText)
@@ -67,7 +74,7 @@ class TokenText:
                                for number, at in enumerate(places[:MOST_SHOWN], 1))
             more = f"; and {len(places) - MOST_SHOWN} more" if len(places) > MOST_SHOWN else ""
             raise UserError(f"{brief(repr(wanted))} is in the text {len(places)} times: {listed}{more}; give more of the "
-                            "text, or say which= (-1: the last)")
+                            "text, or say which of them (-1: the last)")
         number = 1 if which is None else which
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= abs(number) <= len(places):
             raise UserError(f"which: {brief(repr(number))}, but {brief(repr(wanted))} is in the text {len(places)} "

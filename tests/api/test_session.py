@@ -403,7 +403,7 @@ def test_places_that_are_not_there(model):
                          ({}, "give one of to_token, to_text and after_text"),
                          ({"to_token": 3, "to_text": "a"}, "give one of"), ({"to_text": ""}, "a text of the answer"),
                          ({"to_text": "xyzzy"}, "'xyzzy' is not in the text, which is '"),
-                         ({"to_text": "a"}, r"'a' is in the text \d+ times: 1: .*; 2: .*; give more of the text, or say"),
+                         ({"to_text": "a"}, r"'a' is in the text \d+ times: 1: .*; 2: .*; give more of the text, or say which"),
                          ({"to_text": "a", "which": 99}, r"which: 99, but 'a' is in the text \d+ times; give 1 to"),
                          ({"to_text": "a", "which": 0}, "which: 0, but"), ({"to_text": 3}, "a text of the answer")):
         with pytest.raises(UserError, match=words):

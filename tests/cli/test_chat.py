@@ -10,7 +10,7 @@ import pytest
 
 from m3jit.api.conversation import Conversation
 from m3jit.api.generation import load_model
-from m3jit.cli.chat import Session
+from m3jit.cli.dialogue import Dialogue
 from m3jit.cli.run import chat_tokens
 from m3jit.errors import UserError
 from m3jit.models.provider import DEFAULT_MODEL, SourceModel
@@ -84,7 +84,7 @@ def language():
 def typed(language, capfd):
     """Lines to a new conversation: what it writes to standard output and error."""
     def type_lines(*lines: str, system: str | None = None):
-        session = Session(Conversation(language, system, chat_template=TEMPLATE, temperature=0, max_tokens=10), False)
+        session = Dialogue(Conversation(language, system, chat_template=TEMPLATE, temperature=0, max_tokens=10), False)
         capfd.readouterr()
         for line in lines:
             session.take(line)
@@ -144,7 +144,7 @@ def talk(pieces, reason="stop"):
                     return
             else:
                 yield piece
-    made = SimpleNamespace(said=[], stopped=False, finish_reason=reason, context=99, used=7, say=say, transcript=list)
+    made = SimpleNamespace(said=[], stopped=False, messages=[], finish_reason=reason, context=99, used=7, say=say, transcript=list)
 
     def stop():
         made.stopped = True
@@ -159,7 +159,7 @@ def press():
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(capfd):
     before = signal.getsignal(signal.SIGINT)
     made = talk(["one ", press, "two"])
-    session = Session(made, terminal=True)
+    session = Dialogue(made, terminal=True)
     assert session.take("Hello") and made.stopped and signal.getsignal(signal.SIGINT) is before
     out, err = capfd.readouterr()
     assert out == "one \n" and err == "[stopped]\n"
@@ -172,13 +172,13 @@ def test_a_second_ctrl_c_ends_the_command(capfd):
         press()
         press()
     with pytest.raises(KeyboardInterrupt):
-        Session(talk(["one ", twice]), terminal=True).take("Hello")
+        Dialogue(talk(["one ", twice]), terminal=True).take("Hello")
 
 
 def test_errors_on_a_terminal_do_not_end_the_conversation(capfd):
     def fail():
         raise UserError("that did not fit")
-    session = Session(talk([fail]), terminal=True)
+    session = Dialogue(talk([fail]), terminal=True)
     assert session.take("Hello") and session.take("/magic") and session.take("/save /no/such/folder/x")
     err = capfd.readouterr().err
     assert "error: that did not fit" in err and "no command /magic" in err and "/no/such/folder/x" in err
@@ -187,7 +187,7 @@ def test_errors_on_a_terminal_do_not_end_the_conversation(capfd):
 
 def test_notes_about_the_end_of_an_answer(capfd):
     for reason, words in (("length", "--max-tokens"), ("context", "the context of 99 tokens is full"), ("stop", "")):
-        Session(talk(["a\n"], reason), terminal=True).take("Hello")
+        Dialogue(talk(["a\n"], reason), terminal=True).take("Hello")
         out, err = capfd.readouterr()
         assert out == "a\n" and (words in err if words else err == "")
 

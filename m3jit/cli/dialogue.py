@@ -1,0 +1,279 @@
+"""What `m3jit chat` does with a line: a message is answered, a command obeyed, an answer paused and corrected."""
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import sys
+from typing import Any, Callable, Iterator
+
+from m3jit.cli import keys
+from m3jit.cli.picker import ACCEPT, Picker, Screen
+from m3jit.cli.terminal import note, write_file
+from m3jit.errors import UserError, brief
+
+HELP = """/edit OLD => NEW     put NEW where OLD begins in the last answer, and go on from there
+/edit => NEW         go on with NEW behind the last answer; /edit@2 OLD => NEW: where OLD stands the second time
+/correct             pick the place in the last answer with the arrow keys (on a terminal)
+/continue            go on with an answer that was stopped
+/undo-correction     take the last correction back
+/fork NAME           keep the conversation as it is under a name, and go on
+/switch NAME         go on with the one of that name; the other keeps its own ("main" at the beginning)
+/undo                take the last message and its answer back
+/reset               forget all messages
+/system TEXT         another system message, for the messages so far too; without TEXT: none
+/save FILE           write the messages as JSON
+/context             how much of the context is taken
+/exit                end (as Ctrl-D does)
+//...                a message that begins with /"""
+MAIN = "main"                       # the name of the conversation that was begun with
+_CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
+_EDIT = re.compile(r"(?s)(.*?)\s*=>\s?(.*)")
+
+
+class Dialogue:
+    """Takes lines, writes answers to standard output and everything else to standard error.
+
+    terminal: somebody is there to read messages about a failed turn and to go on; otherwise it is raised.  single:
+    whether keys can be read one by one (None: found out)."""
+
+    def __init__(self, talk: Any, terminal: bool, single: bool | None = None):
+        self.talk, self.terminal = talk, terminal
+        self.single = terminal and (keys.available() if single is None else single)
+        self.forks: dict[str, Any] = {}                # conversations that wait, by name
+        self.name = MAIN
+        self.commands: dict[str, Callable[[str], bool | None]] = {
+            "help": lambda _: note(HELP), "exit": lambda _: False, "quit": lambda _: False, "reset": self._reset,
+            "undo": self._undo, "system": self._system, "save": self._save, "context": self._context,
+            "edit": self._edit, "correct": self._correct, "continue": self._continue, "fork": self._fork,
+            "switch": self._switch, "undo-correction": self._undo_correction}
+
+    def take(self, line: str) -> bool:
+        """Answer a message or obey a command; False ends the conversation.  UserError, without a terminal."""
+        try:
+            if line.startswith("/") and not line.startswith("//"):
+                return self._obey(line)
+            text = line[1:] if line.startswith("//") else line
+            if text.strip():
+                self._answer(self.talk.say(text))
+        except (UserError, OSError) as error:
+            if not self.terminal:
+                raise
+            note(f"error: {error}")
+        return True
+
+    def close(self) -> None:
+        """End all conversations."""
+        for talk in (self.talk, *self.forks.values()):
+            talk.close()
+
+    def _obey(self, line: str) -> bool:
+        word, _, rest = line[1:].partition(" ")
+        word, at, which = word.partition("@")
+        command = self.commands.get(word)
+        if command is None:
+            raise UserError(f"no command /{brief(word)}; there are {', '.join('/' + name for name in self.commands)} "
+                            "(a message that begins with / is written with //)")
+        if at:
+            if word != "edit" or not re.fullmatch("-?[0-9]{1,6}", which):
+                raise UserError(f"/{word}@{brief(which)}: /edit@N OLD => NEW has a number behind the @")
+            return self._edit(rest, int(which)) is not False
+        return command(rest.strip()) is not False
+
+    # Answers.
+
+    def _answer(self, pieces: Iterator[str], begun: str = "") -> None:
+        """Show an answer as it comes; `begun`: what stands there already.  A pause lets it be corrected."""
+        while True:
+            paused = self._show(pieces, begun)
+            if not paused:
+                return
+            picker = self._pick()
+            if picker is None:
+                note("[stopped]")
+                return
+            begun = self._apply(picker)
+            pieces = self.talk.resume()
+
+    def _show(self, pieces: Iterator[str], begun: str) -> bool:
+        """Write pieces until they end; whether a pause was asked for, and keys can pick a place."""
+        last = begun[-1:] or "\n"
+        self._write(begun)
+        with self._stoppable():
+            for piece in pieces:
+                last = piece
+                self._write(piece)
+        if not last.endswith("\n") or not self.terminal:
+            self._write("\n")
+        reason = self.talk.finish_reason
+        if reason == "context":
+            note(f"[the context of {self.talk.context} tokens is full: the answer ends here; /undo or /reset makes room]")
+        elif reason == "cancelled":
+            if self.single and self.talk.messages:
+                return True
+            hint = "; /edit OLD => NEW corrects it, /continue goes on" if self.terminal and self.talk.messages else ""
+            note(f"[stopped{hint}]")
+        elif reason == "length" and self.terminal:
+            note("[as many tokens as --max-tokens allows]")
+        return False
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stdout.write(_CONTROLS.sub("\ufffd", text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """While inside, Esc and Ctrl-C stop the answer; a second Ctrl-C ends the command."""
+        if not self.terminal:
+            yield
+            return
+        pressed = 0
+
+        def stop(*_: Any) -> None:
+            nonlocal pressed
+            pressed += 1
+            if pressed > 1:
+                raise KeyboardInterrupt
+            self.talk.stop()
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            with keys.single_keys() if self.single else contextlib.nullcontext() as fd:
+                watch = keys.Watch(fd, self.talk.stop) if self.single else None
+                try:
+                    yield
+                finally:
+                    if watch is not None:
+                        watch.close()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    # Corrections.
+
+    def _pick(self) -> Picker | None:
+        """The place and the text that keys give; None when the answer shall stay as it is."""
+        picker = Picker(self.talk.session.text)
+        screen = Screen()
+
+        def draw() -> None:
+            screen.draw(picker.lines(screen.width))
+
+        def again() -> None:                           # awake again: the shell has written below what was shown
+            screen.drawn = 0
+            draw()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with keys.single_keys(again) as fd:
+                reader = keys.KeyReader(fd)
+                while True:
+                    try:
+                        draw()
+                        ended = picker.key(reader.key())
+                    except KeyboardInterrupt:
+                        ended = picker.key(keys.INTERRUPT)
+                    if ended:
+                        screen.clear()
+                        return picker if ended == ACCEPT else None
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _apply(self, picker: Picker) -> str:
+        """Correct the answer as picked; its text up to where it goes on."""
+        text = picker.typed.rstrip(" ")
+        if not picker.moved and not text:
+            return ""                                  # nothing is shown again
+        kept = picker.text[:picker.place]
+        if not text:
+            kept = kept.rstrip(" ")                    # the next word brings its own space
+        return self._corrected(text or None, self._end_of(kept))
+
+    def _end_of(self, kept: str) -> dict[str, Any]:
+        """The place behind a beginning of the answer."""
+        return {"after_text": kept, "which": 1} if kept else {"to_token": self.talk.session.start}
+
+    def _corrected(self, text: str | None, place: dict[str, Any]) -> str:
+        """Correct the last answer, say what that took, and give its text so far."""
+        session, talk = self.talk.session, self.talk
+        before = len(session.tokens)
+        taken = talk.correct(text, **place)
+        injected = len(session.tokens) - before + taken
+        note(f"[corrected: {before - taken - session.start} tokens of the answer kept, {taken} taken back, {injected} put "
+             f"in; {session.waiting} to compute before it goes on]")
+        return session.text
+
+    def _edit(self, rest: str, which: int | None = None) -> None:
+        found = _EDIT.fullmatch(rest)
+        if found is None:
+            raise UserError("/edit: write /edit OLD => NEW: a text of the last answer, and what goes in its place")
+        old, new = found[1].strip(), found[2].strip()
+        if not self.talk.messages:
+            raise UserError("/edit: nothing has been said yet")
+        text = self.talk.session.text
+        if not old:
+            if not new:
+                raise UserError("/edit: there is neither a place nor a text; /continue goes on with the answer")
+            joined = " " + new if text and text[-1].isalnum() and new[0].isalnum() else new
+            begun = self._corrected(joined, {})
+        elif new:
+            begun = self._corrected(new, {"to_text": old, "which": which})
+        else:
+            from m3jit.api.places import TokenText
+            at = TokenText.of_text(text).find(old, which)
+            begun = self._corrected(None, self._end_of(text[:at].rstrip(" ")))
+        self._answer(self.talk.resume(), begun)
+
+    def _correct(self, _: str) -> None:
+        if not self.talk.messages:
+            raise UserError("/correct: nothing has been said yet")
+        if not self.single:
+            raise UserError("/correct: needs a terminal whose keys can be read one by one; /edit OLD => NEW does the same")
+        picker = self._pick()
+        if picker is not None:
+            begun = self._apply(picker)
+            self._answer(self.talk.resume(), begun)
+
+    def _continue(self, _: str) -> None:
+        self._answer(self.talk.resume())
+
+    def _undo_correction(self, _: str) -> None:
+        if not self.talk.undo_correction():
+            note("nothing has been corrected since the last message")
+        else:
+            self._write(self.talk.session.text + "\n")
+
+    # Other commands.
+
+    def _fork(self, name: str) -> None:
+        if not name:
+            raise UserError("/fork: give it a name; /switch NAME goes on with it")
+        if name == self.name or name in self.forks:
+            raise UserError(f"/fork: there is a conversation {brief(name)!r} already; /switch {brief(name)} goes on with it")
+        self.forks[name] = self.talk.fork()
+
+    def _switch(self, name: str) -> None:
+        if name == self.name:
+            return
+        if name not in self.forks:
+            there = ", ".join([self.name, *self.forks])
+            raise UserError(f"/switch: no conversation {brief(name)!r}; there {'is' if not self.forks else 'are'} {there}")
+        self.forks[self.name] = self.talk
+        self.talk, self.name = self.forks.pop(name), name
+
+    def _reset(self, _: str) -> None:
+        self.talk.reset()
+
+    def _undo(self, _: str) -> None:
+        if not self.talk.undo():
+            note("nothing has been said")
+
+    def _system(self, text: str) -> None:
+        self.talk.system = text or None
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise UserError("/save: give it the name of a file")
+        write_file(name, (json.dumps(self.talk.transcript(), ensure_ascii=False, indent=1) + "\n").encode())
+
+    def _context(self, _: str) -> None:
+        note(f"{self.talk.used} of {self.talk.context} tokens")

@@ -1,0 +1,161 @@
+"""Single keys of a terminal: its mode, which is put back on every way out, and what the bytes of a key mean.
+
+POSIX only (`available` says whether it can be done): elsewhere, and without a terminal, lines are all there is.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+from typing import Any, Callable, Iterator
+
+try:
+    import termios
+except ImportError:                 # not POSIX
+    termios = None                  # type: ignore[assignment]
+
+ESCAPE_SECONDS = 0.05               # what follows an Esc later than that is another key
+ESC, ENTER, BACKSPACE, LEFT, RIGHT, UP, DOWN, HOME, END, INTERRUPT, EOF = (
+    "esc", "enter", "backspace", "left", "right", "up", "down", "home", "end", "interrupt", "eof")
+_FINAL = {"A": UP, "B": DOWN, "C": RIGHT, "D": LEFT, "H": HOME, "F": END}
+_NUMBERED = {"1": HOME, "7": HOME, "4": END, "8": END}
+_CONTROL = {"\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\x08": BACKSPACE, "\x03": INTERRUPT, "\x04": EOF,
+            "\x01": HOME, "\x05": END, "\x02": LEFT, "\x06": RIGHT, "\x10": UP, "\x0e": DOWN}
+
+
+def available() -> bool:
+    """Whether standard input is a terminal whose keys can be read one by one, and a screen is there to draw on."""
+    return termios is not None and sys.stdin.isatty() and sys.stderr.isatty() and \
+        os.environ.get("TERM", "dumb") not in ("dumb", "")
+
+
+@contextlib.contextmanager
+def single_keys(redraw: Callable[[], Any] = lambda: None) -> Iterator[int]:
+    """While inside, keys come one by one and are not shown; gives the terminal's file descriptor.
+
+    Ctrl-C and Ctrl-Z still are signals.  When the process is put to sleep the mode of before holds, and `redraw` is called
+    when it wakes up.  The mode of before also comes back when it is ended by a signal."""
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    mode = termios.tcgetattr(fd)
+    mode[3] &= ~(termios.ICANON | termios.ECHO)
+    mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
+
+    def enter() -> None:
+        termios.tcsetattr(fd, termios.TCSADRAIN, mode)
+
+    def leave() -> None:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+    with _signals(enter, leave, redraw):
+        enter()
+        try:
+            yield fd
+        finally:
+            leave()
+
+
+@contextlib.contextmanager
+def _signals(enter: Callable[[], None], leave: Callable[[], None], redraw: Callable[[], Any]) -> Iterator[None]:
+    """Handlers that leave the mode before a signal does what it does by default.  Nothing outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def pass_on(number: int, _: Any) -> None:
+        leave()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        if number == signal.SIGTSTP:                   # awake again
+            signal.signal(number, pass_on)
+            enter()
+            redraw()
+    kept = {}
+    for number in (signal.SIGTSTP, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            kept[number] = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+class KeyReader:
+    """Keys of a terminal: names of this module, or the character that a key gives."""
+
+    def __init__(self, fd: int, read: Callable[[int, int], bytes] = os.read,
+                 waiting: Callable[[int, float | None], bool] | None = None):
+        self._fd, self._read, self._held = fd, read, b""
+        self._waiting = waiting or (lambda fd, seconds: bool(select.select([fd], [], [], seconds)[0]))
+
+    def key(self) -> str:
+        """The next key, waiting for it; "" for one that has no meaning here."""
+        first = self._byte(None)
+        if not first:
+            return EOF
+        if first == b"\x1b":
+            return self._escape()
+        if first[0] < 0x80:
+            text = first.decode()
+            return _CONTROL.get(text, text if text.isprintable() else "")
+        length = 2 if first[0] < 0xE0 else 3 if first[0] < 0xF0 else 4
+        raw = first
+        while len(raw) < length and (more := self._byte(ESCAPE_SECONDS)):
+            raw += more
+        text = raw.decode("utf-8", "replace")
+        return text if text.isprintable() and "\ufffd" not in text else ""
+
+    def _byte(self, seconds: float | None) -> bytes:
+        """One byte; none when there is none in time, or at the end of the input."""
+        if not self._held:
+            if seconds is not None and not self._waiting(self._fd, seconds):
+                return b""
+            self._held = self._read(self._fd, 64)
+        byte, self._held = self._held[:1], self._held[1:]
+        return byte
+
+    def _escape(self) -> str:
+        """Esc alone, or the key behind it: Esc [ numbers letter, Esc O letter, Esc [ number ~."""
+        kind = self._byte(ESCAPE_SECONDS)
+        if not kind:
+            return ESC
+        if kind not in (b"[", b"O"):
+            return ""
+        numbers = ""
+        while byte := self._byte(ESCAPE_SECONDS):
+            text = byte.decode("latin-1")
+            if "@" <= text <= "~":
+                return _NUMBERED.get(numbers, "") if text == "~" else _FINAL.get(text, "")
+            numbers += text
+        return ""
+
+
+class Watch:
+    """Calls `pressed` from a thread of its own when Esc is pressed, until `close`; other keys are read and dropped."""
+
+    def __init__(self, fd: int, pressed: Callable[[], Any]):
+        self._fd, self._pressed = fd, pressed
+        self._wake, self._end = os.pipe()
+        self._thread = threading.Thread(target=self._listen, name="m3jit keys", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        reader = KeyReader(self._fd)
+        while True:
+            ready = select.select([self._fd, self._wake], [], [])[0]
+            if self._wake in ready:
+                return
+            key = reader.key()
+            if key == ESC:
+                self._pressed()
+            elif key == EOF:                           # nothing more will come
+                return
+
+    def close(self) -> None:
+        os.write(self._end, b"x")
+        self._thread.join()
+        os.close(self._wake)
+        os.close(self._end)
