@@ -22,6 +22,7 @@ class Ours:
         self.models, self.threads = Models(), threads
         self.model = self.models.load(str(path))
         self.programs: dict[int, Any] = {}
+        self.machine: Any = None                 # of the last run
 
     def stamps(self, prompt: int, tokens: int, seen: Callable[[int], float] = lambda n: 0.0) -> tuple[float, list[float]]:
         """(start, times of the tokens) of a run; ends of the text are ignored.
@@ -33,7 +34,7 @@ class Ours:
         if tokens not in self.programs:
             text = self.models.assembly(self.model, options=Options(max_tokens=tokens))
             self.programs[tokens] = m3jit.assemble(text.replace("IF_EQUAL done", "NOP ; go on"))
-        vm = m3jit.VM(self.programs[tokens], backend="cpu", threads=self.threads, models=self.models)
+        vm = self.machine = m3jit.VM(self.programs[tokens], backend="cpu", threads=self.threads, models=self.models)
         found: list[float] = []
         away = 0.0
 

@@ -13,6 +13,7 @@ The contents of positions at or beyond a value's length are unspecified (zero in
 """
 from __future__ import annotations
 
+import sys
 from typing import Mapping, Sequence
 
 import numpy as np
@@ -224,6 +225,10 @@ class KVStream:
 
     def pages(self, layer: int) -> PageTable:
         return self.layers.get(layer, _EMPTY).pages
+
+    def tables_of_its_own(self) -> list[PageTable]:
+        """The page tables of all layers, unless another value shares them all (a value of the same last pages)."""
+        return [] if sys.getrefcount(self._layers) > 2 else [layer.pages for layer in self._layers.values()]
 
     def page_table(self, layer: int) -> np.ndarray:
         """Addresses of the layer's pages, one int64 each.  Valid while this value is alive."""

@@ -12,7 +12,8 @@ from m3jit.isa.fields import GPR, SPECIAL, STATE, VEC, Reg
 from m3jit.vm.commit import Store, attribute, commit
 from m3jit.vm.memory import ContextMemory
 from m3jit.vm.persistent import PersistentMap
-from m3jit.vm.snapshots import SnapshotHandle, revive, weaken
+from m3jit.vm.reclaim import leavings
+from m3jit.vm.snapshots import SnapshotHandle, revive, weaken, without_handles
 
 DEFAULT_SEED = 0x9E3779B97F4A7C15 - 2 ** 64      # the random stream's state is a signed 64-bit integer
 GREEN, BLUE, RED = range(3)
@@ -130,6 +131,13 @@ class Context:
                        attribute(self, "frames", root.frames.revived() if root.frames else None),
                        attribute(self, "flags", root.flags)]
         return stores
+
+    def replaced(self, registers: bool = True) -> list[Any]:
+        """What a `restore` replaces and may be freed later (m3jit.vm.reclaim)."""
+        out = leavings(self)
+        if registers:
+            out.append(without_handles(self.R, self.used))
+        return out
 
     # -- registers --------------------------------------------------------------------------------------------------
     def bank(self, number: int) -> list[Any]:

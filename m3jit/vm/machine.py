@@ -256,12 +256,14 @@ class Machine(StreamsView, ModelsView, SystemView, CheckpointsView):
         snap, pcs = self.vm.snapshots.resolve(handle), self.vm.image.pcs
         if resume and snap.resume >= len(pcs):
             raise OperandError("the FORK was the last instruction; there is nothing to resume at")
+        self.vm.snapshots.reclaimer.give(self.ctx.replaced())
         self.stores += [*self.ctx.restoring(snap.root), attribute(self.ctx, "newest_snapshot", snap.id)]
         return pcs[snap.resume] if resume else None
 
     def restore(self, handle: SnapshotHandle) -> None:
         """Memory and state of a snapshot; registers stay."""
         snap = self.vm.snapshots.resolve(handle)
+        self.vm.snapshots.reclaimer.give(self.ctx.replaced(False))
         self.stores += [*self.ctx.restoring(snap.root, False), attribute(self.ctx, "newest_snapshot", snap.id)]
 
     # -- contexts ---------------------------------------------------------------------------------------------------

@@ -75,6 +75,12 @@ class PersistentMap:
         copy[0] = self.token
         return copy
 
+    def values(self) -> list[Any]:
+        """All values, in key order."""
+        if self.height == 1:
+            return [] if self.root is None else [v for v in self.root[1:] if v is not None]
+        return [v for _, v in self.items()]
+
     def items(self) -> Iterator[tuple[int, Any]]:
         if self.root is not None:
             yield from self._walk(self.root, self.height - 1, 0)

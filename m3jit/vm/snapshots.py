@@ -12,8 +12,11 @@ from typing import Any
 
 from m3jit.errors import OperandError
 from m3jit.vm.commit import Store, attribute
+from m3jit.vm.reclaim import DEFAULT_BACKLOG, Reclaimer, leavings
 
 DEFAULT_WINDOW = 64
+FRESH = 1000                       # new snapshots, live or not, until they are sorted in
+_in_registers = False              # has a handle of this process ever been made that a register may hold?
 
 
 class Snapshot:
@@ -24,14 +27,30 @@ class Snapshot:
     def __init__(self, id: int, parent: int, root: Any, resume: int, context: int, store: "SnapshotStore"):
         self.id, self.parent, self.root, self.resume, self.context, self.store = id, parent, root, resume, context, store
 
+    def __del__(self) -> None:
+        root = self.root
+        if root is not None:
+            things = leavings(root)
+            things.append(root.R)                      # it names snapshots weakly
+            self.store.reclaimer.give(things)
+
 
 class SnapshotHandle:
     """A register's name for a snapshot: `strong` keeps it alive, `weak` only finds it."""
     __slots__ = ("id", "strong", "weak")
 
     def __init__(self, snapshot: Snapshot | None, id: int, weak: Any = None):
+        global _in_registers
+        _in_registers = True
         self.id, self.strong = id, snapshot
         self.weak = weak if weak is not None else weakref.ref(snapshot)
+
+    @classmethod
+    def of_host(cls, snapshot: Snapshot) -> "SnapshotHandle":
+        """A handle that is no register's until it goes through `for_register`."""
+        out = cls.__new__(cls)
+        out.id, out.strong, out.weak = snapshot.id, snapshot, weakref.ref(snapshot)
+        return out
 
     def get(self) -> Snapshot | None:
         return self.strong if self.strong is not None else self.weak()
@@ -58,22 +77,46 @@ class SnapshotHandle:
 
 
 class SnapshotStore:
-    """The snapshots of a machine; keeps the newest `window` of them alive."""
+    """The snapshots of a machine; keeps the newest `window` of them alive.  backlog: see `Reclaimer`."""
 
-    def __init__(self, window: int = DEFAULT_WINDOW):
-        self.window = window
+    def __init__(self, window: int = DEFAULT_WINDOW, backlog: int = DEFAULT_BACKLOG):
+        self.window, self.reclaimer = window, Reclaimer(backlog)
         self.recent: tuple[Snapshot, ...] = ()
         self._ids = itertools.count(1)
-        self._live: "weakref.WeakValueDictionary[int, Snapshot]" = weakref.WeakValueDictionary()
+        self._known: "weakref.WeakValueDictionary[int, Snapshot]" = weakref.WeakValueDictionary()
+        self._fresh: list[weakref.ref] = []                    # snapshots that are not among the known ones yet
+
+    @property
+    def _live(self) -> "weakref.WeakValueDictionary[int, Snapshot]":
+        """All live snapshots by number."""
+        self._sort_in()
+        return self._known
+
+    @_live.setter
+    def _live(self, snapshots: "weakref.WeakValueDictionary[int, Snapshot]") -> None:
+        self._known, self._fresh = snapshots, []
+
+    def _sort_in(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        for ref in fresh:
+            snapshot = ref()
+            if snapshot is not None:
+                self._known[snapshot.id] = snapshot
 
     def new_id(self) -> int:
         return next(self._ids)
 
     def keep(self, snapshot: Snapshot) -> list[Store]:
         """The stores (m3jit.vm.commit) that make it the newest of the window."""
-        self._live[snapshot.id] = snapshot             # weak: nothing happened yet
-        newest = (*self.recent, snapshot)
-        return [attribute(self, "recent", newest[max(len(newest) - self.window, 0):])]
+        self._fresh.append(weakref.ref(snapshot))      # weak: nothing happened yet
+        if len(self._fresh) > FRESH:
+            self._sort_in()
+        self.reclaimer.start()
+        if self.window < 1:
+            return []
+        recent = self.recent
+        recent = recent[len(recent) - self.window + 1:] if len(recent) >= self.window else recent
+        return [attribute(self, "recent", (*recent, snapshot))]
 
     def live(self) -> list[Snapshot]:
         """All live snapshots, oldest first."""
@@ -91,8 +134,22 @@ class SnapshotStore:
         return found
 
 
+def for_register(value: Any) -> Any:
+    """The value, which the host puts into a register."""
+    global _in_registers
+    _in_registers = _in_registers or value.__class__ is SnapshotHandle
+    return value
+
+
+def without_handles(registers: list[Any], used: int) -> list[Any]:
+    """Registers that may be kept longer than the program does, without a snapshot living longer."""
+    return [v for v in registers[:used] if v.__class__ is not SnapshotHandle] if _in_registers else registers
+
+
 def weaken(registers: list[Any], used: int) -> None:
     """Replace snapshot handles among the first `used` of captured registers by weak ones."""
+    if not _in_registers:
+        return
     for i, v in enumerate(registers[:used]):
         if v.__class__ is SnapshotHandle:
             registers[i] = v.weakened()
@@ -100,6 +157,8 @@ def weaken(registers: list[Any], used: int) -> None:
 
 def revive(registers: list[Any], used: int) -> None:
     """The opposite, when captured registers become a running context's."""
+    if not _in_registers:
+        return
     for i, v in enumerate(registers[:used]):
         if v.__class__ is SnapshotHandle:
             registers[i] = v.revived()

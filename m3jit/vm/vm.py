@@ -27,8 +27,9 @@ from m3jit.vm.machine_io import text_bytes
 from m3jit.vm.memory import DEFAULT_LIMIT, ContextMemory, MachineMemory, Pages, WeightMap
 from m3jit.vm.models import NO_MODELS, ModelProvider
 from m3jit.vm.recording import Recorder
+from m3jit.vm.reclaim import DEFAULT_BACKLOG
 from m3jit.vm.scheduler import UNLIMITED, Scheduler, describe_waits
-from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, SnapshotStore
+from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, SnapshotStore, for_register
 from m3jit.vm.sources import Source
 from m3jit.vm.stopping import ATTENTION, INTERRUPT, STOPPED, TIMED_OUT, StopWord, interruptible
 from m3jit.vm.streams import DEFAULT_CAPACITY, Ring, Sink, StandardSink
@@ -55,12 +56,14 @@ class VM(HostStreams, HostStates):
     `push_input` instead of reporting its end.  seed: of every new context's random stream.  record: keep a log of what
     came from outside and left (a `Recorder`: use it); replay: such a log, to run again without the outside.
     memory_limit: bytes of addressed memory a context may write; tensor_limit: bytes of the largest tensor (half of the
-    machine's memory).
+    machine's memory).  snapshot_window: snapshots that are kept though no register holds them; reclaim_backlog: replaced
+    states that may wait to be freed (m3jit.vm.reclaim).
     """
 
     def __init__(self, program: Any, backend: str = "auto", threads: int | None = None, max_steps: int | None = None, *,
                  timeout: float | None = None, models: ModelProvider | None = None, files: str | Path | None = ".",
                  wait_input: bool = False, seed: int = DEFAULT_SEED, snapshot_window: int = DEFAULT_WINDOW,
+                 reclaim_backlog: int = DEFAULT_BACKLOG,
                  memory_limit: int = DEFAULT_LIMIT, tensor_limit: int | None = None,
                  ring_capacity: int = DEFAULT_CAPACITY, profile: bool = False,
                  record: bool | Recorder = False, replay: list | None = None, xp: Any = None, regions: Any = None,
@@ -77,7 +80,7 @@ class VM(HostStreams, HostStates):
         self.files = Path(files) if files is not None else None
         self.signal, self.stop_word = Signal(), StopWord()
         self.memory = MachineMemory(self.image.text, self.image.data, WeightMap(), Pages(), memory_limit)
-        self.snapshots, self.scheduler = SnapshotStore(snapshot_window), Scheduler()
+        self.snapshots, self.scheduler = SnapshotStore(snapshot_window, reclaim_backlog), Scheduler()
         self.recorder = record if isinstance(record, Recorder) else Recorder(record, replay)
         self.recorder.attach(self)
         self.scheduler.woken = None if self.recorder.idle else self.recorder.woken
@@ -105,7 +108,7 @@ class VM(HostStreams, HostStates):
         self.trace: Callable[[str, dict], None] | None = None    # called with (kind, facts), for trace files
         self._models: dict[str, Any] = {}
         self._ids = itertools.count(MAIN)
-        self._lock = threading.RLock()
+        self._lock, self._gate = threading.RLock(), Entered(self)
         self._runner: int | None = None                # the thread that is in a run
         self._wanting = 0                              # threads that want the lock while a run holds it
         self._retired_before = 0                       # of contexts that ended
@@ -172,7 +175,7 @@ class VM(HostStreams, HostStates):
                 self.image.used_registers = 256
                 for ctx in (self.main, *self.scheduler.contexts.values()):
                     ctx.used = 256
-            binding.put(context or self.main, reg, value)
+            binding.put(context or self.main, reg, for_register(value))
 
     # -- running ----------------------------------------------------------------------------------------------------
     @property
@@ -376,7 +379,7 @@ class VM(HostStreams, HostStates):
             self._stopped(waiting[0])
 
     def _entered(self) -> Entered:
-        return Entered(self)
+        return self._gate
 
     def close(self, complete: bool = True) -> None:
         """Close every sink; complete False removes files that were being written."""
@@ -409,7 +412,7 @@ class VM(HostStreams, HostStates):
             main = self.main
             snap = Snapshot(self.snapshots.new_id(), main.newest_snapshot or 0, main.capture(), main.index, main.id,
                             self.snapshots)
-            handle = SnapshotHandle(snap, snap.id)
+            handle = SnapshotHandle.of_host(snap)
             commit([attribute(main, "newest_snapshot", snap.id), *self.snapshots.keep(snap)])
             return handle
 
@@ -427,7 +430,9 @@ class VM(HostStreams, HostStates):
                 elif main.status in (DONE, TRAPPED) and not self._closed:
                     more += [attribute(main, "status", READY), attribute(main, "trap", None),
                              attribute(self, "_first_trap", None), *self.scheduler.adding(main, main.virtual_time)]
+            replaced = main.replaced()
             main.restore(found.root, more=more)
+            self.snapshots.reclaimer.give(replaced)
 
     # -- models -----------------------------------------------------------------------------------------------------
     def load_model(self, reference: str, quant: str = "") -> Any:
@@ -466,7 +471,8 @@ class VM(HostStreams, HostStates):
         """Counters of the run so far."""
         with self._entered():
             return {"instructions": self.retired, "seconds": self.seconds, "contexts": len(self.scheduler.contexts),
-                    "snapshots": len(self.snapshots.live()), "joined_launches": self.joined_launches,
+                    "snapshots": len(self.snapshots.live()), "reclaimer": self.snapshots.reclaimer.stats,
+                    "joined_launches": self.joined_launches,
                     "dropped": {r.name: r.dropped for r in [*self.rings.values(), *self.sinks.values()]
                                 if isinstance(r, Ring) and r.dropped},
                     "memory_pages": sum(p.count for p in self.main.memory.pages.values()) + self.memory.shared.count}
