@@ -108,8 +108,8 @@ class Ticket:
     def keep(self, tokens: Sequence[int], found: Checkpoint) -> None:
         """The text's states behind the first of its tokens (`m3jit.api.prefixes.Keeper`)."""
         job = self.job
-        if job.fork is not None and job.fork.known is None and found.logits is not None:
-            job.fork.known = found
+        if job.fork is not None and found.rows == len(job.ids) and found.logits is not None:
+            job.fork.known = job.fork.known or found
         if job.remember and found.rows >= len(job.ids) - job.written:
             self.checkpoints.append(found)
 

@@ -73,7 +73,8 @@ def test_hits_are_what_computing_gives(name, folder):
     assert index.stats["hits"] >= 13 and index.stats["dropped"] == 0
 
 
-@pytest.mark.parametrize("kv_type", ["F16", "BF16", "F32", "Q8_0"])
+@pytest.mark.parametrize("kv_type", [pytest.param("BF16", marks=pytest.mark.slow),
+                                     pytest.param("F32", marks=pytest.mark.slow), "F16", "Q8_0"])
 def test_every_type_of_keys_and_values(kv_type, folder):
     known = model_of(folder, "llama3/Q8_0", PrefixIndex(), kv_type=kv_type)
     plain = model_of(folder, "llama3/Q8_0", None, kv_type=kv_type)
@@ -107,6 +108,9 @@ def test_continuations_of_one_prefix_keep_apart(folder):
         text.vm.set_sink("TOKENS", text.take_token)
         batch.add(text.vm)
     batch.run()
+    pages = [text.vm.state("sKV").pages(0) for text in texts]
+    assert len({id(p[0]) for p in pages}) == 1, "a whole page of the prefix is shared by all"
+    assert len({id(p[1]) for p in pages}) == 4, "the page they append to is each one's own"
     for text, job in zip(texts, jobs):
         assert text.tokens == result(plain, *job)[0][0]
         assert text.vm.get("rLogits").tobytes() == result(plain, *job)[0][2]
