@@ -1,5 +1,7 @@
 """Nodes of a cluster: 0x1A-0x1D, 0x4A-0x4F, and the 64-byte forms 0x80-0x8F with time, deadline and authentication.
 
+Of these SIGNAL executes, between contexts of one machine.
+
 A 64-byte form with LAMPORT=0, no DEADLINE and EXT=0 means the same as its 32-byte form.  LAMPORT orders messages;
 after DEADLINE the instruction gives up with status 1; EXT carries a truncated HMAC, an RDMA key or a capability.
 Status: 0 done, 1 deadline passed, 2 no such node or context, 3 refused.
@@ -11,6 +13,8 @@ from m3jit.isa.fields import (NO_STRING, R1, I64, Enum, IntOrReg, Label, Payload
 from m3jit.isa.table import StateDoc, op
 
 MEMBERS = StateDoc("cluster membership and messages, outside the context root", "not captured", "not rolled back")
+SIGNALLED = StateDoc("the target context: its scheduling, its pending interrupt, its root", "not captured by a signal",
+                     "ABORT puts a root of the target back; what else a signal did is not rolled back")
 SPAWNED = StateDoc("a context of another node, outside this context's root", "not captured; the child has its own root",
                    "not rolled back; SIGNAL KIND=ABORT reaches the child")
 STAGED = StateDoc("CLUSTER_STAGING (region 0xB) and the receiver's root", "not captured here",
@@ -18,7 +22,7 @@ STAGED = StateDoc("CLUSTER_STAGING (region 0xB) and the receiver's root", "not c
 REDUCTIONS = "SUM MEAN MAX MIN PROD"
 PRIORITIES = "GREEN BLUE RED"
 SIGNALS = "ABORT FORK_REQ HALT PING INTERRUPT"
-ANY_NUMBER = IntOrReg(fmt="q")
+CONTEXT = IntOrReg(fmt="q", kinds=("int", "context"))
 NODE = IntOrReg(fmt="i")
 
 
@@ -29,11 +33,15 @@ def spawn(m, rd: Rd("context"), entry: Label[0], node: NODE[4, 8] = 0, priority:
     The code must be loaded there.  Errors: an unknown node; an entry that is no instruction."""
 
 
-def signal(m, rd: Rd("int") = None, kind: Enum(SIGNALS)[0] = "PING", node: NODE[4, 8] = 0, ctx: ANY_NUMBER[12, 20] = 0):
-    """Send a control signal to context CTX of NODE; rd = status.
+def signal(m, rd: Rd("int") = None, kind: Enum(SIGNALS)[0] = "PING", node: NODE[4, 8] = 0, ctx: CONTEXT[12, 20] = 0):
+    """Send a control signal to context CTX (a number, or a register that FORK wrote) of NODE; rd = status: 0 done, 2 no
+    such context, 3 refused.
 
-    ABORT restores the target's newest live snapshot; FORK_REQ asks it for a snapshot at its next commit point; HALT
-    ends it; INTERRUPT makes its IF_INTERRUPT true; PING only asks whether it lives.  Signals carry no data."""
+    ABORT puts the newest live snapshot that the target took back, as ABORT does there: registers, memory and states,
+    not the pc; a target that waits executes its instruction again; refused when it has none.  HALT ends the target;
+    INTERRUPT makes its IF_INTERRUPT true; PING only asks whether it lives.  Signals carry no data.
+    Traps: a node other than this one, 0; FORK_REQ, because a snapshot has no name outside its context."""
+    return m.signal(kind, node, ctx)
 
 
 def send(m, src: R1, rd: Rd("int") = None, node: NODE[0, 4] = 0, offset: U64[5] = 0, len: U32[13] = 0,
@@ -82,7 +90,7 @@ def gather_remote(m, rd: Rd, src: R1, axis: U8[0] = 0, nodes: U64[1] = 0, barrie
     """rd = the tensors of all NODES joined along AXIS, in order of node number.  Errors: shapes that do not fit."""
 
 
-_BASIC = ((0x1A, "REMOTE_SPAWN", spawn, SPAWNED), (0x1B, "SIGNAL", signal, MEMBERS),
+_BASIC = ((0x1A, "REMOTE_SPAWN", spawn, SPAWNED), (0x1B, "SIGNAL", signal, SIGNALLED),
           (0x1C, "SEND_TENSOR", send, STAGED), (0x1D, "BARRIER", barrier, MEMBERS),
           (0x4A, "MULTICAST", multicast, STAGED), (0x4B, "MIGRATE", migrate, STAGED),
           (0x4C, "HEARTBEAT", heartbeat, MEMBERS), (0x4D, "PING", ping, MEMBERS),
@@ -93,8 +101,10 @@ _SOURCE = "cluster instructions of the M3-AVM map"
 _CONTROL = {"REMOTE_SPAWN": "spawn"}
 
 for _code, _name, _body, _state in _BASIC:
-    op(_code, _name, route="absent", state=_state, source=_SOURCE, control=_CONTROL.get(_name, ""),
-       key_aliases={"EXPECTED": "expect"} if _name == "BARRIER" else {})(_body)
+    _how = {"route": "machine", "why_slow": "changes another context", "writes": ("scheduler",)} \
+        if _name == "SIGNAL" else {"route": "absent"}
+    op(_code, _name, state=_state, source=_SOURCE, control=_CONTROL.get(_name, ""),
+       key_aliases={"EXPECTED": "expect"} if _name == "BARRIER" else {}, **_how)(_body)
 for _code, _short in _EXTENDED.items():
     _name, _body, _state = next((n, b, s) for c, n, b, s in _BASIC if c == _short)
 

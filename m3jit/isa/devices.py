@@ -81,11 +81,13 @@ _atomic(0x97, "ATOMIC_ADD", "word + value", _add)
 _atomic(0x98, "ATOMIC_XCHG", "value", _xchg)
 
 
-@op(0x99, "WFI", route="absent", state=OUTSIDE, reads=("input",), source=_MAP)
+@op(0x99, "WFI", route="machine", why_slow="waits for the outside", reads=("input",), writes=("scheduler",), state=OUTSIDE)
 def wfi(m, rd: Rd("int") = None, timeout: I64[0] = -1):
-    """Sleep until an interrupt is pending for this context; rd = 1, or 0 when TIMEOUT ns passed (-1: none).
+    """Sleep until an interrupt is pending for this context: rd = 1; or until USER_INPUT has an item it has not read:
+    rd = 2; or until TIMEOUT ns have passed (-1: without end): rd = 0.
 
-    The interrupt stays pending for IF_INTERRUPT."""
+    The interrupt stays pending for IF_INTERRUPT.  The machine runs its other contexts meanwhile."""
+    return m.wait_for_interrupt(timeout)
 
 
 @op(0xA4, "SET_AFFINITY", route="absent", state=OUTSIDE, source=_MAP)

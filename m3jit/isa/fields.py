@@ -283,9 +283,11 @@ class LabelField(Field):
 class IntOrReg(Field):
     """`KEY=5` or `KEY=rX`: an i64 immediate (fmt width) and a register byte; a register makes the immediate zero.
 
-    at: offset of the immediate; reg_at: offset of the register byte.  Value: int, or Reg."""
+    at: offset of the immediate; reg_at: offset of the register byte; kinds: what the register may hold.  Value: int, or
+    Reg."""
     fmt: str = "q"
     reg_at: int = -1
+    kinds: tuple[str, ...] = ("int",)
 
     def __getitem__(self, at):
         return replace(self, at=at[0], reg_at=at[1])
@@ -322,6 +324,7 @@ class IntOrReg(Field):
 class FloatOrReg(IntOrReg):
     """`KEY=0.7` or `KEY=rX`, immediate f32."""
     fmt: str = "f"
+    kinds: tuple[str, ...] = ("float",)
 
     def decode(self, frame, base):
         r = frame[base + self.reg_at]

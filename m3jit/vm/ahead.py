@@ -45,7 +45,7 @@ def companions(jit: Any, ctx: Any, region: CompiledRegion, entry: Any) -> list[A
     found = []
     for c in contexts.values():
         if c is not ctx and c.index == ctx.index and c.status == READY and c.ahead is None and \
-                c.priority == ctx.priority:
+                c.urgency == ctx.urgency:
             made = entry(c, QUANTUM)
             syms = region.matches(made.regs)
             if syms is not None:

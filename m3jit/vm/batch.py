@@ -168,7 +168,10 @@ class Batch:
 
     def wait(self, seconds: float | None = None) -> None:
         """Sleep until a machine joins or a waiting one may go on, or its time is up."""
-        ends = [m.deadline - time.monotonic() for m in self.members if m.deadline is not None]
+        now = time.monotonic()
+        ends = [m.deadline - now for m in self.members if m.deadline is not None]
+        ends += [c.waiting_for.until - now for m in self.members for c in m.vm.scheduler.waiting()
+                 if c.waiting_for.until is not None]
         limits = [max(0.0, t) for t in [*ends, *([] if seconds is None else [seconds])]]
         self._news.wait(min(limits, default=0.25))
 

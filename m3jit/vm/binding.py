@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, Callable
 
 from m3jit.errors import OperandError
-from m3jit.isa.fields import (FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, RegList, ShapeField, SPECIAL)
+from m3jit.isa.fields import (Hidden, IntOrReg, PayloadReg, Reg, RegField, RegList, ShapeField, SPECIAL)
 from m3jit.isa.table import Instruction
 from m3jit.vm import values
 from m3jit.vm.commit import Store, attribute, commit, item
@@ -48,9 +48,7 @@ def kind_fault(op: Operand, value: Any, kinds: tuple[str, ...]) -> OperandError:
 
 
 def _fault(operand: Operand, value: Any) -> None:
-    kinds = ("int",) if isinstance(operand.field, IntOrReg) and not isinstance(operand.field, FloatOrReg) else \
-        ("float",) if isinstance(operand.field, FloatOrReg) else operand.field.kinds
-    raise kind_fault(operand, value, kinds)
+    raise kind_fault(operand, value, operand.field.kinds)
 
 
 def _need_int(ctx: Any, reg: Reg, name: str) -> int:
@@ -86,8 +84,7 @@ def operands(ins: Instruction, pure: bool, machine: Any, pc: int) -> list[Operan
         if isinstance(f, (RegField, PayloadReg)):
             out.append(_register(f, v, pure, machine, pc))
         elif isinstance(f, IntOrReg) and isinstance(v, Reg):
-            kind = float if isinstance(f, FloatOrReg) else int
-            out.append(Operand(f, "r", reg=v, classes=frozenset({kind})))
+            out.append(Operand(f, "r", reg=v, classes=classes_of(f.kinds)))
         elif isinstance(f, ShapeField) and any(isinstance(d, Reg) for d in v):
             out.append(Operand(f, "g", _shape_getter(v, f.name)))
         elif isinstance(f, RegList) and pure:

@@ -67,7 +67,7 @@ class Root:
 class Context:
     """One thread of execution inside a machine."""
     __slots__ = ("id", "index", "used", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts",
-                 "model", "priority", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired",
+                 "model", "priority", "lent", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired",
                  "status", "waiting_for", "interrupt", "quiet_until", "looked", "leave", "budget", "trap", "newest_snapshot",
                  "parks", "parked", "ahead")
 
@@ -86,6 +86,7 @@ class Context:
         self.texts: dict[str, bytes] = {}                # sink -> bytes of an unfinished code point (likewise)
         self.model: Any = None                           # Handle of the current model
         self.priority, self.pipeline = GREEN, "TRANSFORMER"
+        self.lent = -1                                   # the highest priority of who waits for a lock it holds
         self.deadline = -1                               # absolute ns, -1: none
         self.virtual_time = self.virtual_deadline = self.order = self.retired = 0
         self.status, self.waiting_for = READY, None
@@ -98,6 +99,11 @@ class Context:
         self.newest_snapshot: Any = None                 # handle number of the tree's current node
         self.parks, self.parked = False, None            # stop before a compiled region; the region it stands at
         self.ahead: Any = None                           # what a region gave for it before its turn (m3jit.vm.ahead)
+
+    @property
+    def urgency(self) -> int:
+        """The priority it runs with: its own, or an inherited one."""
+        return max(self.priority, self.lent)
 
     def sees_interrupt(self) -> bool:
         """Would IF_INTERRUPT see an interrupt now?"""

@@ -21,10 +21,11 @@ from m3jit.isa.types import NEW_STATE, Tensor
 from m3jit.vm import binding
 from m3jit.vm.checkpoints import CheckpointsView
 from m3jit.vm.commit import Store, attribute, commit, item
-from m3jit.vm.context import DONE, KILLED, PRIORITIES, QUIET, Context, Frame
+from m3jit.vm.context import DONE, KILLED, PRIORITIES, Context, Frame
 from m3jit.vm.interpreter import holds
 from m3jit.vm.machine_io import StreamsView
 from m3jit.vm.machine_models import ModelsView
+from m3jit.vm.machine_signals import SignalsView
 from m3jit.vm.machine_system import SystemView
 from m3jit.vm.memory import NAMES, OFFSET_MASK, WAL
 from m3jit.vm.snapshots import Snapshot, SnapshotHandle
@@ -36,7 +37,7 @@ SPECIAL_NAMES = ("PC", "SP", "FP", "CTX_ID", "NODE_ID", "LAMPORT", "DEADLINE", "
                  "DEADLINE_TREE_ID", "DEADLINE_TREE_MASK", "CLOCK_HEALTH", "CLOCK_OFFSET_NS")
 
 
-class Machine(StreamsView, ModelsView, SystemView, CheckpointsView):
+class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView):
     """One per VM; single-threaded like the interpreter."""
 
     def __init__(self, vm: Any):
@@ -48,6 +49,7 @@ class Machine(StreamsView, ModelsView, SystemView, CheckpointsView):
         self._model_handles: dict[int, Handle] = {}
         self._extension_handles: dict[tuple[int, int], Handle] = {}
         self._windows: dict[tuple[int, str], tuple[int, int]] = {}
+        self._until: dict[int, tuple[int, float | None]] = {}        # context -> (instructions, when its wait is over)
 
     # -- position and flow ------------------------------------------------------------------------------------------
     @property
@@ -67,21 +69,6 @@ class Machine(StreamsView, ModelsView, SystemView, CheckpointsView):
         """End the running context."""
         self.finish_texts(self.ctx)
         self.ctx.status, self.ctx.leave = DONE, True
-
-    def interrupt_pending(self) -> bool:
-        """Is an interrupt to be seen here?  What was seen is part of the record of a run."""
-        return self.vm.recorder.glimpse(self.ctx, "interrupt", self.ctx.sees_interrupt())
-
-    def clear_interrupt(self) -> None:
-        """The branch of IF_INTERRUPT is taken."""
-        ctx = self.ctx
-        if ctx.interrupt and ctx.interrupt is not True:
-            ctx.quiet_until = ctx.retired + QUIET
-        ctx.interrupt = False
-
-    def no_interrupt(self) -> None:
-        """IF_INTERRUPT goes on: if nothing else is executed before compiled code is given up, it looks again."""
-        self.ctx.looked = (self.ctx.retired + 1, self.ctx.index + 1)
 
     def call(self, target: int, args: tuple[Reg, ...]) -> int:
         ctx = self.ctx
@@ -307,7 +294,7 @@ class Machine(StreamsView, ModelsView, SystemView, CheckpointsView):
         if victim is self.ctx:
             self.ctx.leave = True
         else:
-            self.stores.append(self.vm.scheduler.removing(victim))
+            self.stores += [self.vm.scheduler.removing(victim), *self.vm.locks.ending(victim)]
             if victim is not self.vm.main:
                 self.stores.append(attribute(self.vm, "_retired_before", self.vm._retired_before + victim.retired))
 

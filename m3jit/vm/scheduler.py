@@ -58,7 +58,7 @@ class Scheduler:
 
     def yield_turn(self, ctx: Context) -> None:
         """Let every ready context of the same priority go first."""
-        peers = [c.virtual_time for c in self.ready() if c.priority == ctx.priority]
+        peers = [c.virtual_time for c in self.ready() if c.urgency == ctx.urgency]
         ctx.virtual_time = max(peers, default=ctx.virtual_time)
         self._current = None
         self.enqueue(ctx)
@@ -80,6 +80,14 @@ class Scheduler:
         ctx.virtual_time = max(ctx.virtual_time, min(others, default=0))
         self.enqueue(ctx)
 
+    def resuming(self, ctx: Context) -> list[Store]:
+        """The stores (m3jit.vm.commit) that end a wait because another context says so."""
+        others = [c.virtual_time for c in self.contexts.values() if c.status == READY and c is not ctx]
+        now, order = max(ctx.virtual_time, min(others, default=0)), self._order + 1
+        return [attribute(ctx, "status", READY), attribute(ctx, "waiting_for", None), attribute(ctx, "virtual_time", now),
+                attribute(self, "_order", order), attribute(ctx, "order", order),
+                attribute(ctx, "virtual_deadline", now + QUANTUM)]
+
     def pick(self) -> tuple[Context | None, int]:
         """(the context to run, instructions of its slice); None when none is ready."""
         ready = self.ready()
@@ -93,7 +101,7 @@ class Scheduler:
             self._alone, self._used = False, 0
         current = self._current
         if current is None or current.status != READY or self._used >= QUANTUM or \
-                current.id not in self.contexts or any(c.priority > current.priority for c in ready):
+                current.id not in self.contexts or any(c.urgency > current.urgency for c in ready):
             current, self._used = min(ready, key=_urgency), 0
             self._current = current
         return current, QUANTUM - self._used
@@ -103,11 +111,11 @@ class Scheduler:
 
     def more_urgent_than(self, ctx: Context) -> bool:
         """Is a context of higher priority ready?"""
-        return any(c.priority > ctx.priority for c in self.ready() if c is not ctx)
+        return any(c.urgency > ctx.urgency for c in self.ready() if c is not ctx)
 
 
 def _urgency(ctx: Context) -> tuple[int, int, int]:
-    return -ctx.priority, ctx.virtual_deadline, ctx.order
+    return -ctx.urgency, ctx.virtual_deadline, ctx.order
 
 
 def describe_waits(contexts: Iterable[Context]) -> str:

@@ -22,6 +22,7 @@ from m3jit.vm.host_states import HostStates
 from m3jit.vm.host_streams import HostStreams
 from m3jit.vm.image import Image
 from m3jit.vm.interpreter import Interpreter
+from m3jit.vm.locks import LockTable
 from m3jit.vm.machine import Machine
 from m3jit.vm.machine_io import text_bytes
 from m3jit.vm.memory import DEFAULT_LIMIT, ContextMemory, MachineMemory, Pages, WeightMap
@@ -33,7 +34,7 @@ from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, Snapsho
 from m3jit.vm.sources import Source
 from m3jit.vm.stopping import ATTENTION, INTERRUPT, STOPPED, TIMED_OUT, StopWord, interruptible
 from m3jit.vm.streams import DEFAULT_CAPACITY, Ring, Sink, StandardSink
-from m3jit.vm.waiting import Signal
+from m3jit.vm.waiting import Signal, patience
 
 MAIN = 1                                               # number of the first context
 
@@ -108,6 +109,7 @@ class VM(HostStreams, HostStates):
         self.trace: Callable[[str, dict], None] | None = None    # called with (kind, facts), for trace files
         self._models: dict[str, Any] = {}
         self._ids = itertools.count(MAIN)
+        self.locks = LockTable()
         self._lock, self._gate = threading.RLock(), Entered(self)
         self._runner: int | None = None                # the thread that is in a run
         self._wanting = 0                              # threads that want the lock while a run holds it
@@ -356,6 +358,7 @@ class VM(HostStreams, HostStates):
             self._first_trap = self._first_trap or ctx.trap
         if ctx.status in (DONE, TRAPPED, KILLED):
             self.scheduler.remove(ctx)
+            commit(self.locks.ending(ctx))
             if ctx is not self.main:
                 self._retired_before += ctx.retired
         if ctx is self.main and ctx.trap is not None:
@@ -372,7 +375,7 @@ class VM(HostStreams, HostStates):
         try:
             with self.signal:
                 if not self.stop_word.raised and not any(c.waiting_for.ready() for c in waiting):
-                    self.signal.wait(0.05)
+                    self.signal.wait(patience(c.waiting_for for c in waiting))
         finally:
             self._lock.acquire()
         if self.stop_word.raised:

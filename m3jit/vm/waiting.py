@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Callable
+import time
+from typing import Callable, Iterable
+
+PATIENCE = 0.05
 
 
 class Wait:
@@ -13,6 +16,13 @@ class Wait:
     def __init__(self, ready: Callable[[], bool], what: str, external: bool, source: object = None,
                  until: float | None = None):
         self.ready, self.what, self.external, self.source, self.until = ready, what, external, source, until
+
+
+def patience(waits: Iterable[Wait]) -> float:
+    """Seconds a machine sleeps without looking while all of its contexts wait: until the time of one is up, at most
+    PATIENCE."""
+    now = time.monotonic()
+    return max(0.0, min([PATIENCE, *(w.until - now for w in waits if w.until is not None)]))
 
 
 class Blocked(Exception):
