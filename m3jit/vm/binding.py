@@ -180,7 +180,7 @@ def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only
             stores.append(f"*state_out(ctx, o{at[id(o)]}, a{at[id(o)]}, {name})")
         elif o.bank:
             stores.append(f"item({o.bank}, n{at[id(o)]}, {name})")
-    only = results[0] if len(stores) == 1 == len(results) else None
+    only = results[0] if len(stores) == 1 == len(results) and moved is None else None
     if only is not None and only.code != "s":      # one store needs no commit
         lines.append(f"    ctx.{only.value} = r" if only.code == "h" else f"    {only.bank}[n{at[id(only)]}] = r")
     elif stores:
