@@ -37,7 +37,6 @@ class Engine:
         self._kept: list[tuple[int, int, MachineState]] = []         # (time, place in the history, state), ascending
         self._near: list[tuple[int, int, MachineState]] = []
         self._stop_pcs: frozenset[int] = frozenset()
-        self._end_time: int | None = None              # where the run ended, once that is known
         watcher.on_output = self._after_output
         self._pause_at_output = False
         self._keep(self._kept)
@@ -120,27 +119,23 @@ class Engine:
                 return True
         return False
 
-    def last_before(self, forward: Callable[[int], bool], limit: int | None = None) -> bool:
-        """Back to the last place before this one where `forward` stops; False when there is none: then to `limit` (0).
+    def last_before(self, forward: Callable[[int], bool], stands: Callable[[], bool] = lambda: False) -> bool:
+        """Back to the last place before this one where `forward` stops; False when there is none: to the beginning then.
 
-        forward(end): goes forward, True when it stopped at a place before or at `end`."""
-        limit, here = limit or 0, self.time
-        end = here
-        starts = [t for t, _, _ in self._kept if limit <= t < here] or [0]
-        for start in reversed(sorted({limit, *starts})):
-            if start >= end:
-                continue
+        forward(end): goes forward, True when it stopped at a place before `end`, or behind an instruction at it.
+        stands: is the place where the machine stands one?"""
+        here = end = self.time
+        for start in reversed([t for t, _, _ in self._kept if t < here]):
             self._back_to(start)
-            found: int | None = None
-            while self.ended is None and self.time < here and forward(here):
-                if self.time >= here:
-                    break
-                found = self.time
+            found = start if stands() else None
+            while self.ended is None and self.time < end and forward(end):
+                if self.time < here:
+                    found = self.time
             if found is not None:
                 self.go(found)
                 return True
             end = start
-        self.go(limit)
+        self.go(0)
         return False
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -149,11 +144,9 @@ class Engine:
         vm = self.vm
         self._pause = False
         while self.ended is None and (until is None or self.time < until):
-            next_kept = (self._kept[-1][0] if self._kept else 0) + self.distance
-            target = next_kept if until is None else min(until, next_kept) if next_kept > self.time else until
-            if until is not None and until - self.time <= NEAR_KEPT * NEAR and target - self.time > NEAR:
-                target = min(target, self.time + max(NEAR, (until - self.time) // 2))
-            vm.horizon = target
+            look = max((self._kept[-1][0] if self._kept else 0), self.time) + self.distance
+            vm.horizon, vm.look_at = min(until, self.time + NEAR) if self._is_near(until) else until, look
+            target = min(look, vm.horizon) if vm.horizon is not None else look
             try:
                 with vm._entered():
                     vm._loop(lambda: self._pause or vm.retired >= target)
@@ -164,17 +157,15 @@ class Engine:
             except M3Error as error:
                 self._end(error)
             finally:
-                vm.horizon = None
+                vm.horizon = vm.look_at = None
             if self._pause:
                 return True
             if self.ended is None:
                 self._keep_here(until)
-                if self.time < target and vm._cut is None and not vm.scheduler.contexts:
-                    self._end("the program has ended")
         return False
 
     def _end(self, why: BaseException | str) -> None:
-        self.ended, self._end_time = why, self.time
+        self.ended = why
 
     def _keep_here(self, until: int | None) -> None:
         if self.time >= (self._kept[-1][0] if self._kept else 0) + self.distance:
@@ -182,10 +173,14 @@ class Engine:
             if len(self._kept) > KEPT:
                 self._kept[1:] = self._kept[2::2]
                 self.distance *= 2
-        elif until is not None and until - self.time <= NEAR_KEPT * NEAR:
+        elif self._is_near(until):
             self._keep(self._near)
             if len(self._near) > NEAR_KEPT:
                 del self._near[0]
+
+    def _is_near(self, until: int | None) -> bool:
+        """Is the way so short that it is interpreted anyway?"""
+        return until is not None and until - self.time <= min(NEAR_KEPT * NEAR, len(self.vm.image.instructions))
 
     def _keep(self, where: list) -> None:
         times = [t for t, _, _ in where]

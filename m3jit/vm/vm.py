@@ -86,6 +86,7 @@ class VM(HostStreams, HostStates):
         self.recorder.attach(self)
         self.scheduler.woken = None if self.recorder.idle else self.recorder.woken
         self.horizon: int | None = None                # instructions of all contexts at which a slice ends exactly
+        self.look_at: int | None = None                # .. and after which one is cut at the next poll point
         self.pausing = False                           # (with a raised stop word) cut the slice where it is
         self._cut: tuple[Context, int, int] | None = None      # a slice that was cut, its budget, what of it was done
         if extensions is None:
@@ -304,15 +305,19 @@ class VM(HostStreams, HostStates):
             if room <= reserve:
                 polls = self.interpreter.run_exactly(ctx, room, left)
             else:
-                polls = self.interpreter.run(ctx, min(left, room - reserve))
+                polls = self.interpreter.run(ctx, min(left, room - reserve, self._until_look()))
             done += ctx.retired - before
             if ctx.leave or ctx.trap is not None or ctx.status != READY or polls and done >= budget:
                 break
-            if self.stop_word.raised and (self._stopped(ctx) or self.pausing):
+            if self.stop_word.raised and (self._stopped(ctx) or self.pausing) or self._until_look() <= 0:
                 self.pausing, self._cut = False, (ctx, budget, done)
                 return
         self.pausing = False
         self._after(ctx, done)
+
+    def _until_look(self) -> int:
+        """Instructions until somebody wants to look, at the next poll point."""
+        return UNLIMITED if self.look_at is None else self.look_at - self.retired
 
     def _room(self) -> int:
         """Instructions until a limit, the horizon, or an event of a replay.  LimitError: none until the limit."""

@@ -222,8 +222,12 @@ def test_outputs_and_places(backend):
         assert engine.vm.image.pcs[engine.upcoming.index] == inner
         seen.append(engine.time)
     assert len(seen) == 45 and seen[0] == 4
-    assert engine.last_before(lambda end: engine.run_to(frozenset({inner}), end)) and engine.time == seen[-1]
-    assert engine.last_before(lambda end: engine.run_to(frozenset({inner}), end)) and engine.time == seen[-2]
+    def stands():
+        return engine.vm.image.pcs[engine.upcoming.index] == inner
+    for expected in reversed(seen):
+        assert engine.last_before(lambda end: engine.run_to(frozenset({inner}), end), stands) and engine.time == expected
+    engine.go(10 ** 6)
+    assert engine.last_before(lambda end: engine.to_output(end)) and engine.time == times[-1]
     assert engine.last_before(lambda end: engine.to_output(end)) and engine.time == times[-2]
     engine.go(seen[3])
     assert engine.last_before(lambda end: engine.to_output(end)) is False and engine.time == 0
