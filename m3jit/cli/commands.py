@@ -26,6 +26,7 @@ COMMANDS = {                                           # name -> (module, attrib
     "explain": ("explain", "explain", "Show a program at every stage between bytecode and code."),
     "ops": ("ops", "ops", "List all opcodes, or explain some."),
     "model": ("model", "model", "Obtain, list, find and remove models known by name."),
+    "store": ("store", "store", "List, check and tidy the versions that runs keep on a disk."),
     "quantize": ("quantize", "quantize", "Write a model file with its matrices in another type."),
     "doctor": ("doctor", "doctor", "Report what this machine offers, and what is missing."),
     "bench": ("bench", "bench", "Measure m3jit and its peers (in a checkout)."),

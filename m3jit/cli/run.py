@@ -36,6 +36,8 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
               help='Set a register first: 5, 0.5, "text", [[1, 2], [3, 4]], f32[4, 8] (zeros), @FILE.npy.')
 @click.option("--show", "shown", multiple=True, metavar="rX", help="Print a register afterwards, on standard error.")
 @click.option("--files", metavar="FOLDER", default=".", help="Folder the program may read and write [.].")
+@click.option("--store", metavar="FOLDER", help="Keep versions there that FORK PERSIST commits; a run that was stopped or "
+              "killed goes on at the last one when it is started again.")
 @click.option("--search", "-I", multiple=True, metavar="FOLDER", help="Look here too for FILE= and .import.")
 @click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True,
@@ -62,6 +64,8 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     limit = options["memory_limit"]
     limit_memory(limit)
     check_files(options["files"])
+    if options["store"] is not None and options["record"] is not None:
+        raise UsageError("--store: a recorded run begins at its beginning; leave it out")
     found = whats.find(what)
     for output in (options["trace"], options["record"]):
         keep_inputs(output, found.reference, *options["inputs"])
@@ -114,9 +118,10 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
         language.check(len(ids), settings)
         program = models.models.program(model, found.reference, compiled)
         return _run(_machine(program, models, limit, options), program, [ids], options)
-    if options["record"] is not None:
-        raise UsageError(f"record: {', '.join(steered.given(options))} are decided outside the program, token by token; "
-                         "a log holds what a program does by itself. Leave them out")
+    if options["record"] is not None or options["store"] is not None:
+        raise UsageError(f"{'record' if options['store'] is None else '--store'}: {', '.join(steered.given(options))} are "
+                         "decided outside the program, token by token; a log or a store holds what a program does by "
+                         "itself. Leave them out")
     machine = {"max_steps": options["max_steps"], "timeout": options["timeout"], "profile": options["profile"]}
     generated = language.start(ids.tolist(), settings, **machine, **({"memory_limit": limit} if limit else {}))
     steering = steered.Steered(generated)
@@ -154,21 +159,23 @@ def chat_tokens(model: Any, prompt: str, system: str | None) -> Any:
 
 
 def _machine(program: Any, models: Any, limit: int | None, options: dict[str, Any]) -> Any:
+    from m3jit.cli.store import opened
     from m3jit.vm.context import DEFAULT_SEED
     from m3jit.vm.vm import VM
     seed = options["seed"]
+    disk = click.get_current_context().with_resource(opened(options["store"]))
     more: dict[str, Any] = {"memory_limit": limit} if limit else {}
     if options["record"] is not None:
         from m3jit.timetravel.record import Recording
         more["record"] = Recording(options["record"]).recorder
     return VM(program, options["backend"], options["threads"], options["max_steps"], timeout=options["timeout"],
-              models=models, files=options["files"], profile=options["profile"],
+              models=models, files=options["files"], profile=options["profile"], checkpoints=disk,
               seed=DEFAULT_SEED if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63, **more)
 
 
 def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, Any]) -> int:
     """Run a machine under the eyes of the options.  prompts None: it has its input already."""
-    from m3jit.cli import machine, output
+    from m3jit.cli import machine, output, store
     from m3jit.cli.terminal import Progress
     keep_inputs(options["trace"], *program.files)
     bind(vm, options["bindings"])
@@ -182,7 +189,8 @@ def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, An
     began = time.perf_counter()
     try:
         if options["record"] is None:
-            vm.run()
+            with store.kept(vm, options["store"]):
+                vm.run()
         else:
             vm.recorder.log.run(vm, output.command_line())
     finally:

@@ -1,0 +1,87 @@
+"""`m3jit store`, and `m3jit run --store`."""
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Iterator
+
+import click
+
+from m3jit.cli.options import UsageError
+from m3jit.cli.terminal import note, table
+from m3jit.errors import Interrupted, LimitError
+
+
+@click.command()
+@click.argument("folder")
+@click.option("--verify", is_flag=True, help="Read every version completely; exit code 1 when one is damaged.")
+@click.option("--repair", is_flag=True, help="Keep what is whole: cut a damaged log, drop damaged versions.")
+@click.option("--compact", is_flag=True, help="Keep the newest version of each name, and give the space of the others back.")
+@click.option("--remove", metavar="NAME", help="Forget the versions of a name.")
+@click.option("--log", "log", metavar="NAME", help="Write what a program appended to its log (region WAL) to standard output.")
+def store(folder: str, verify: bool, repair: bool, compact: bool, remove: str | None, log: str | None) -> int:
+    """List, check and tidy the versions in FOLDER, a store of `m3jit run --store`, `m3jit chat` or CHECKPOINT_SAVE."""
+    from m3jit.durable import Store
+    if log is not None and (verify or repair or compact or remove):
+        raise UsageError("--log goes with no other option")
+    with Store.open(folder, write=repair or compact or remove is not None, repair=repair) as found:
+        if log is not None:
+            output = click.get_binary_stream("stdout")
+            for piece in found.log_of(log):
+                output.write(piece)
+            return 0
+        if found.damage is not None:
+            note(f"the log was cut at byte {found.damage.offset}: {found.damage.what}")
+        if remove is not None:
+            found.remove(remove)
+        if compact:
+            note(f"{found.compact()} bytes given back")
+        wrong = found.verify() if verify else []
+        click.echo(table(("name", "version", "written", "bytes"), list(_rows(found)), "13"))
+        for line in wrong:
+            note(line)
+        if verify and not wrong:
+            note("every version is whole")
+    return 1 if wrong else 0
+
+
+def _rows(found: Any) -> Iterator[tuple[str, str, str, str]]:
+    for name in found.names():
+        newest = found.latest(name)
+        _, when, nbytes = (*newest.facts, 0, 0, 0)[:3]
+        written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when / 1e9)) if 0 < when < 1e19 else "?"
+        yield name, str(newest.number), written, f"{nbytes:,}"
+
+
+@contextlib.contextmanager
+def opened(folder: str | None) -> Iterator[Any]:
+    """The disk of a machine with --store FOLDER (None: of one without it)."""
+    from m3jit.durable import Checkpoints, Store
+    if folder is None:
+        yield Checkpoints()
+        return
+    with Store.open(folder) as found:
+        yield Checkpoints(found)
+
+
+@contextlib.contextmanager
+def kept(vm: Any, folder: str | None) -> Iterator[None]:
+    """A run with --store: it begins at the store's last version.  One that is stopped leaves a version of where it was;
+    one that comes to its end leaves none to go on from."""
+    if folder is None:
+        yield
+        return
+    from m3jit.durable.checkpoints import RUN
+    disk = vm.checkpoints
+    back = disk.resume(vm)
+    if back is not None:
+        note(f"{folder}: going on from version {back.version.number}")
+    try:
+        yield
+    except (Interrupted, LimitError, KeyboardInterrupt):
+        if vm.new_context().id == vm.main.id + 1:      # there were no others, which would not go on
+            disk.commit(vm)
+            note(f"{folder}: version {disk.store.latest(RUN).number} is where it was stopped; the same command goes on")
+        raise
+    if RUN in disk.store.names():
+        disk.store.remove(RUN)
