@@ -191,9 +191,15 @@ class LanguageModel:
 
     @functools.cached_property
     def state_key(self) -> Hashable:
-        """What states depend on besides tokens: weights, adapters, and all options that change what is computed."""
-        given = {f.name: getattr(self._options, f.name) for f in fields(Options) if f.name not in UNSEEN_BY_STATES}
-        given["adapters"] = tuple((a.source.content_hash, a.scale) for a in self._options.adapters)
+        """`key_of` the model's own options."""
+        return self.key_of(self._options)
+
+    def key_of(self, options: Options | None) -> Hashable:
+        """What states depend on besides tokens: weights, adapters, and all options that change what is computed (None:
+        the model's own)."""
+        options = options or self._options
+        given = {f.name: getattr(options, f.name) for f in fields(Options) if f.name not in UNSEEN_BY_STATES}
+        given["adapters"] = tuple((a.source.content_hash, a.scale) for a in options.adapters)
         return self.model.file.content_hash, tuple(sorted(given.items()))
 
     def start(self, ids: Sequence[int], settings: Settings, *, written: int = 0,

@@ -79,6 +79,7 @@ class Session:
         self.checkpoints = checkpoints
         self._backend, self._threads = backend, threads
         self._program = self.model.program(options, conversation=True, repeat_penalty=self.settings.repeat_penalty)
+        self._key = self.model.key_of(options)         # of its states in the model's prefix index
         self._history: list[SessionState] = []
         self._evaluated, self._closed, self._correcting = 0, False, False
         self._recurrent: bool | None = None            # whether states cannot be cut; None: not known yet
@@ -233,7 +234,7 @@ class Session:
             self._finish = "length"
         if self._finish == "stop" or made >= most:
             return None
-        point = self._usable(len(self._tokens))
+        point = self._known(self._usable(len(self._tokens)))
         registers = {"rMade": made, "rMaxTokens": min(most, LARGEST if max_tokens is None else made + max_tokens)}
         text = self._tokens[self._first:]
         guided = (self._after(text[:-1]), text[-1]) if self._matcher is not None and text else None
@@ -265,6 +266,8 @@ class Session:
     def _note(self) -> None:
         """A checkpoint of the tokens before the one that was just drawn, if one is due."""
         rows = len(self._tokens) - 1
+        if rows == self._first and self.model.prefixes is not None:
+            self._share(self._machine.here(logits=True))
         if self._recurrent is None:
             self._recurrent = not self._machine.here(logits=False).shortens
         policy = self.checkpoints or (EveryTokens() if self._recurrent else None)
@@ -442,6 +445,18 @@ class Session:
             self._evaluated += self._machine.evaluated
             self._latest = self._machine.here(logits=True)
             self._valid, self._generated = self._latest.rows, None
+            self._share(self._latest)
+
+    def _share(self, point: Checkpoint) -> None:
+        """Let other texts of the model begin behind these states, if it has a prefix index."""
+        if self.model.prefixes is not None:
+            self.model.prefixes.add(self._key, self._tokens, point)
+
+    def _known(self, point: Checkpoint) -> Checkpoint:
+        """`point`, or what the prefix index has for the tokens where that is more."""
+        index = self.model.prefixes
+        found = index.find(self._key, self._tokens) if index is not None and point.rows < len(self._tokens) - 1 else None
+        return point if found is None or found.rows <= point.rows else found
 
     def _usable(self, total: int) -> Checkpoint:
         """The states that hold most of the tokens, where there are `total` to compute: all of them only where what

@@ -120,7 +120,6 @@ def test_states_are_kept_apart_by_what_they_depend_on(folder):
     """One index for models that differ in weights, type of keys, adapters: no state of one serves another."""
     index = PrefixIndex()
     adapter = make_tiny_adapters.build(folder, next(iter(make_tiny_adapters.ADAPTERS)))
-    path = str(FAMILIES["llama3/Q8_0"].build(folder, "llama3/Q8_0"))
     keys = {model_of(folder, "llama3/Q8_0", index, kv_type="F16").state_key,
             model_of(folder, "llama3/Q8_0", index, kv_type="Q8_0").state_key,
             model_of(folder, "llama3/Q8_0", index, context=100).state_key,
@@ -129,17 +128,10 @@ def test_states_are_kept_apart_by_what_they_depend_on(folder):
     found = models.adapter(str(adapter))
     for scale in (1.0, 0.5):
         options = Options(adapters=(Adapter(found.source, found.reference, scale),))
-        keys.add(LanguageModel.state_key.func(_Named(models.load(path), options)))
+        keys.add(model_of(folder, "llama3/Q8_0", index).key_of(options))
     assert len(keys) == 6
     same = model_of(folder, "llama3/Q8_0", index, temperature=0.3, max_tokens=9, chunk=16).state_key
     assert same in keys and len(keys) == 6
-
-
-class _Named:
-    """What `LanguageModel.state_key` looks at, for an adapter of another model."""
-
-    def __init__(self, model: Any, options: Options):
-        self.model, self._options = model, options
 
 
 def test_threads_share_an_index(folder):
@@ -171,6 +163,25 @@ def test_a_text_that_is_stopped_leaves_whole_states(name, folder):
     assert [p.finish_reason for p in generation][-1] == "cancelled"
     found, used = result(known, TEXT[:70], GREEDY)
     assert found == result(plain, TEXT[:70], GREEDY)[0] and used == 70
+
+
+@pytest.mark.parametrize("name", ["llama3/Q8_0", "mamba2/F32"])
+def test_sessions_begin_behind_known_tokens(name, folder):
+    """What one session computed another one does not, of the same text or one that goes on; nor do texts of `generate`."""
+    known, plain = model_of(folder, name, PrefixIndex()), model_of(folder, name, None)
+
+    def said(model: LanguageModel, prompt: list[int], **options: Any) -> tuple[list[int], int]:
+        with m3jit.Session(model, prompt, temperature=1.0, seed=3, **options) as session:
+            list(session.generate(5))
+            return list(session.tokens), session.evaluated
+    expected, computed = said(plain, TEXT[:70])
+    assert said(known, TEXT[:70]) == (expected, computed) == (expected, 74)
+    assert said(known, TEXT[:70]) == (expected, 4), "the prompt is known, with what follows"
+    longer = expected + OTHER[:6]
+    found, computed = said(known, longer)
+    assert found == said(plain, longer)[0] and computed == len(longer) + 4 - 74
+    assert result(known, TEXT[:70], GREEDY)[1] == 70
+    assert said(known, TEXT[:70], options=Options(kv_type="F32"))[1] == 74, "states of another kind serve nobody here"
 
 
 def test_load_model_has_an_index_when_asked():
