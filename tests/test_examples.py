@@ -1,6 +1,7 @@
 """Every file in examples/ runs and does what it says."""
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ OUTPUT = {
     "rollback.m3asm": "[5, 8, 4, 3] weigh 20\n",
     "generate.py": None,
     "extension.py": "100.0\n1.0\n",
+    "correct.py": None,
 }
 
 
@@ -57,3 +59,12 @@ def test_generation():
     assert "[24 tokens, seed 1]" in text and "[24 tokens, seed 2]" in text
     first, second = (part.split("[24 tokens")[0] for part in text.split("The carriage stopped at the door, and")[1:])
     assert first != second
+
+
+def test_correction():
+    text = run("correct.py")
+    shown, corrected, counts, times = re.fullmatch(r"(?s)(.*)\ncorrected: (.*)\n([^\n]+)\n([^\n]+)\n", text).groups()
+    assert shown.replace("good man [no: clever woman]", "clever woman") == corrected and "clever woman" in corrected
+    kept, back, put, evaluated = map(int, re.findall("[0-9]+", counts))
+    assert kept > 3 and back and evaluated <= put + 1
+    assert re.fullmatch(r"seen after [0-9.]+ ms, rolled back in [0-9.]+ ms, next token after [0-9.]+ ms", times)
