@@ -1,33 +1,35 @@
 """FORK and ABORT of a SmolLM2 context of 100 and 4k tokens and of one whose page table has a million; what follows.
 
-The context is a real one: the machine that generates is stopped behind a token, with its registers, streams and random
-state.  A round forks it, appends eight rows to each layer of its stream, as eight tokens would, and goes back.  A million
-rows are the pages of the 4k context over and over: the model could not compute at that length in reasonable time.
+The context is a real one: a machine that generates, with its registers, streams and random state.  Through the host a
+round forks it, appends eight rows to each layer of its stream, as eight tokens would, and goes back.  As instructions,
+FORK and ABORT are executed by a program that was given its registers and stream, around a KV_TRUNCATE.  A million rows
+are the pages of the 4k context over and over: the model could not compute at that length in reasonable time.
+
+The token after an ABORT is taken while generating: every eighth token the program goes back over seven.
 """
 from __future__ import annotations
 
 import statistics
+import threading
 import time
-from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from benchmarks.generation import Ours
-from benchmarks.state_setup import Setup, micros, p50_p99
+from benchmarks.peer_llama import fixed_tokens
+from benchmarks.state_setup import STATED, Setup, micros, p50_p99
 from benchmarks.table import Row
 
 NAME = "FORK and ABORT of a SmolLM2 context"
 LENGTHS = {"100 tokens": 100, "4k tokens": 4096}
-MILLION = 1 << 20
+MILLION, LONGEST = 1 << 20, "1M-token page table"
 ROUNDS, WARM = 2000, 100
-EVERY, TRIALS = 8, 120                  # a rollback behind every 8th token, so many times
-FORK, ABORT = (5e-6, 20e-6), (39e-6, 150e-6)
-
-
-def context(ours: Ours, tokens: int, behind: Callable[[Any, int], float], generate: int = 1) -> None:
-    """Generate behind a prompt of `tokens` tokens; behind(machine, n) is called after the n-th one, in the run."""
-    ours.stamps(tokens, generate, lambda n: behind(ours.machine, n))
+EVERY, TRIALS = 8, 150                  # a rollback behind every 8th token, so many times
+STEPS = 400                             # FORK, KV_TRUNCATE, ABORT of the program
+LIMITS = {"FORK": (5e-6, 20e-6), "ABORT": (39e-6, 150e-6)}
+ALIKE, NEXT = 2.0, 1.1                  # largest ratio between the lengths; of a token after an ABORT to a normal one
+Times = dict[str, list[float]]          # what -> seconds
 
 
 def stream_register(vm: Any) -> int:
@@ -57,13 +59,13 @@ def million(stream: Any) -> Any:
     return KVStream(stream.geometry, stream.dtype, layers)
 
 
-def rounds(vm: Any, stream: Any) -> dict[str, list[float]]:
+def through_host(vm: Any, stream: Any) -> Times:
     """Seconds of each step of the rounds; the machine is as before at the end."""
     clock, m, ctx, n = time.perf_counter, vm.machine, vm.main, stream_register(vm)
     layers = tuple(stream.layers)
     before = m.state_of(ctx, n)
     m.set_state_of(ctx, n, appended(stream, layers, 1))
-    found: dict[str, list[float]] = {"fork": [], "abort": [], "append": [], "append again": []}
+    found: Times = {"FORK": [], "ABORT": [], "append": [], "append after ABORT": []}
     for i in range(WARM + ROUNDS):
         a = clock()
         snapshot = vm.fork()
@@ -78,27 +80,142 @@ def rounds(vm: Any, stream: Any) -> dict[str, list[float]]:
         f = clock()
         vm.abort(snapshot)
         if i >= WARM:
-            for name, seconds in (("fork", b - a), ("abort", e - d), ("append", d - c), ("append again", f - e)):
+            for name, seconds in zip(found, (b - a, e - d, d - c, f - e)):
                 found[name].append(seconds)
     m.set_state_of(ctx, n, before)
     return found
 
 
+def as_instructions(vm: Any, stream: Any) -> Times:
+    """Seconds of FORK and ABORT in a program that has the registers of `vm` and this stream."""
+    import m3jit
+    used = vm.image.used_registers
+    step = f"FORK R{used}\nKV_TRUNCATE S0, {stream.length(0) - EVERY}\nABORT R{used}\n"
+    other = m3jit.VM(m3jit.assemble(step * (WARM + STEPS) + "HALT\n"), backend="interpreter")
+    for i, value in enumerate(vm.main.R[:used]):
+        other.main.R[i] = value
+    other.machine.set_state_of(other.main, 0, stream)
+    names = [ins.op.name for ins in other.image.instructions]
+    found: Times = {"FORK": [], "ABORT": []}
+
+    def watch(ctx: Any, index: int, began: int, ended: int) -> None:
+        if index >= 3 * WARM and names[index] in found:
+            found[names[index]].append((ended - began) / 1e9)
+    other.interpreter.watch = watch
+    other.run()
+    return found
+
+
+STEERED = """emit:
+    STREAM rToken, OUTPUT TEXT MODEL=rModel
+    COMPARE rDo, 1
+    IF_EQUAL take
+    COMPARE rDo, 2
+    IF_EQUAL back
+    JUMP on
+take:
+    LOADI rDo, 0
+    FORK rKept
+    JUMP on
+back:
+    ABORT rKept
+on:
+"""
+
+
+def token_times(ours: Ours, length: int) -> tuple[list[float], list[float]]:
+    """Seconds of the tokens after an ABORT, and of those after neither ABORT nor FORK, while generating.
+
+    The host tells the program what to do behind a token: register rDo."""
+    import m3jit
+    from m3jit.models.program import Options
+    from m3jit.vm.streams import CallbackSink
+    text = ours.models.assembly(ours.model, options=Options(max_tokens=1 << 30)).replace("IF_EQUAL done", "NOP ; go on")
+    head, tail = text.split("emit:\n")
+    tail = tail.replace("    STREAM rToken, OUTPUT TEXT MODEL=rModel\n", STEERED.removeprefix("emit:\n"), 1)
+    source = head.replace("main:\n", "main:\n    LOADI rDo, 0\n", 1) + "emit:\n" + tail
+    vm = m3jit.VM(m3jit.assemble(source), backend="cpu", threads=ours.threads, models=ours.models)
+    stamps: list[float] = []
+
+    def token(_: Any) -> None:
+        n = len(stamps)
+        stamps.append(time.perf_counter())
+        if n == EVERY * (TRIALS + 1):
+            vm.set("rMade", 1 << 30)                   # enough
+            vm.set("rDo", 0)
+        else:
+            vm.set("rDo", {0: 1, EVERY - 1: 2}.get(n % EVERY, 0))
+    vm.sinks["OUTPUT"] = CallbackSink("tokens", token)
+    vm.push_input(np.array(fixed_tokens(length, ours.model.info("vocab")), np.int64))
+    vm.run()
+    gaps = [b - a for a, b in zip(stamps, stamps[1:])][EVERY:]         # the first ones are compiled
+    return ([t for i, t in enumerate(gaps) if i % EVERY == EVERY - 1],
+            [t for i, t in enumerate(gaps) if i % EVERY not in (0, EVERY - 1)])
+
+
+def freeing(vm: Any, stream: Any) -> tuple[float, float, int]:
+    """Seconds until the thread has freed a replaced stream with pages of its own, the longest time in which this thread
+    did not get on meanwhile, and the bytes."""
+    from m3jit.isa.kv import KVStream
+    from m3jit.vm import reclaim
+    m, ctx, n = vm.machine, vm.main, stream_register(vm)
+    rows, copied = stream.length(0), KVStream(stream.geometry, stream.dtype)
+    layers = tuple(stream.layers)
+    snapshot = vm.fork()
+    m.set_state_of(ctx, n, appended(copied, layers, rows))
+    done = threading.Event()
+    reclaim.drain()
+    vm.abort(snapshot)
+    began = last = time.perf_counter()
+    threading.Thread(target=lambda: (reclaim.drain(), done.set())).start()
+    longest = 0.0
+    while not done.is_set():
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return time.perf_counter() - began, longest, stream.nbytes
+
+
 def measure(setup: Setup) -> list[Row]:
     ours = Ours(setup.smollm2)
-    found: dict[str, dict[str, list[float]]] = {}
+    host: dict[str, Times] = {}
+    program: dict[str, Times] = {}
+    freed: list[tuple[float, float, int]] = []
 
-    def behind(vm: Any, n: int) -> float:
+    def behind(vm: Any, length: int) -> float:
+        """At the first token behind the prompt, in the run: its registers, its stream."""
         began = time.perf_counter()
-        name = next(k for k, v in LENGTHS.items() if v == length)
         stream = vm.machine.state_of(vm.main, stream_register(vm))
-        found[name] = rounds(vm, stream)
+        streams = {next(k for k, v in LENGTHS.items() if v == length): stream}
         if length == max(LENGTHS.values()):
-            found["1M-token page table"] = rounds(vm, million(stream))
+            streams[LONGEST] = million(stream)
+            freed.append(freeing(vm, stream))
+        for name, s in streams.items():
+            host[name], program[name] = through_host(vm, s), as_instructions(vm, s)
         return time.perf_counter() - began
     for length in LENGTHS.values():
-        context(ours, length, behind)
-    for name, steps in found.items():
-        for k, v in steps.items():
-            print(name, k, [micros(x) for x in p50_p99(v)])
-    return []
+        ours.stamps(length, 1, lambda n, length=length: behind(ours.machine, length))
+    rows = _times("through the host", host) + _times("as instructions", program)
+    for name, length in LENGTHS.items():
+        after, normal = (statistics.median(t) for t in token_times(ours, length))
+        rows.append(Row(f"the token after an ABORT, {name}, to a normal one", f"<= {NEXT}",
+                        f"{after / normal:.3f} ({1e3 * after:.2f} against {1e3 * normal:.2f} ms)", after <= NEXT * normal))
+    for name, times in host.items():
+        rows.append(Row(f"append of a row to all layers, {name}: normal; after an ABORT (p50)", STATED,
+                        f"{micros(p50_p99(times['append'])[0])}; {micros(p50_p99(times['append after ABORT'])[0])}", None))
+    seconds, longest, nbytes = freed[0]
+    rows.append(Row(f"freeing a replaced 4k context ({nbytes / 1e6:.0f} MB) in the background", STATED,
+                    f"{1e3 * seconds:.1f} ms; the program waited {1e3 * longest:.2f} ms at most at a time", None))
+    return rows
+
+
+def _times(how: str, found: dict[str, Times]) -> list[Row]:
+    rows = []
+    for what, (p50, p99) in LIMITS.items():
+        seen = {name: p50_p99(times[what]) for name, times in found.items()}
+        for name, (a, b) in seen.items():
+            rows.append(Row(f"{what} {how}, {name} (p50; p99)", f"<= {micros(p50)}; {micros(p99)}",
+                            f"{micros(a)}; {micros(b)}", a <= p50 and b <= p99))
+        ratio = max(a for a, _ in seen.values()) / min(a for a, _ in seen.values())
+        rows.append(Row(f"{what} {how}: the slowest of the lengths to the fastest (p50)", f"<= {ALIKE}", f"{ratio:.2f}",
+                        ratio <= ALIKE))
+    return rows

@@ -169,7 +169,7 @@ class ContextMemory:
     def share(self) -> "ContextMemory":
         other = ContextMemory.__new__(ContextMemory)
         other.machine, other.arenas = self.machine, self.arenas
-        other.pages = {r: p.share() for r, p in self.pages.items()}
+        other.pages = {r: p.share() for r, p in self.pages.items()} if self.pages else {}
         return other
 
     # -- checks -----------------------------------------------------------------------------------------------------

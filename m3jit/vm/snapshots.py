@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any
+from typing import Any, Sequence
 
 from m3jit.errors import OperandError
-from m3jit.vm.commit import Store, attribute
+from m3jit.vm.commit import Store, attribute, item
 from m3jit.vm.reclaim import DEFAULT_BACKLOG, Reclaimer, leavings
 
 DEFAULT_WINDOW = 64
@@ -30,9 +30,7 @@ class Snapshot:
     def __del__(self) -> None:
         root = self.root
         if root is not None:
-            things = leavings(root)
-            things.append(root.R)                      # it names snapshots weakly
-            self.store.reclaimer.give(things)
+            self.store.reclaimer.give([root.R, *leavings(root)])           # registers name snapshots weakly
 
 
 class SnapshotHandle:
@@ -81,7 +79,8 @@ class SnapshotStore:
 
     def __init__(self, window: int = DEFAULT_WINDOW, backlog: int = DEFAULT_BACKLOG):
         self.window, self.reclaimer = window, Reclaimer(backlog)
-        self.recent: tuple[Snapshot, ...] = ()
+        self._ring: list[Snapshot | None] = []                 # the window; as long as was needed so far
+        self._at = 0                                           # where the next snapshot goes
         self._ids = itertools.count(1)
         self._known: "weakref.WeakValueDictionary[int, Snapshot]" = weakref.WeakValueDictionary()
         self._fresh: list[weakref.ref] = []                    # snapshots that are not among the known ones yet
@@ -114,9 +113,20 @@ class SnapshotStore:
         self.reclaimer.start()
         if self.window < 1:
             return []
-        recent = self.recent
-        recent = recent[len(recent) - self.window + 1:] if len(recent) >= self.window else recent
-        return [attribute(self, "recent", (*recent, snapshot))]
+        at = self._at
+        if at == len(self._ring):
+            self._ring.append(None)
+        return [item(self._ring, at, snapshot), attribute(self, "_at", (at + 1) % self.window)]
+
+    @property
+    def recent(self) -> tuple[Snapshot, ...]:
+        """The window, oldest first."""
+        return tuple(s for s in self._ring[self._at:] + self._ring[:self._at] if s is not None)
+
+    @recent.setter
+    def recent(self, snapshots: Sequence[Snapshot]) -> None:
+        newest = list(snapshots)[max(len(snapshots) - self.window, 0):]
+        self._ring, self._at = newest, len(newest) % max(self.window, 1)         # type: ignore[assignment]
 
     def live(self) -> list[Snapshot]:
         """All live snapshots, oldest first."""

@@ -153,3 +153,18 @@ if not child:
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 1 << 60])
+def test_the_window_is_the_newest_snapshots(window):
+    vm = machine(snapshot_window=window)
+    made = []
+    for _ in range(7):
+        made.append(vm.fork().id)
+        assert [s.id for s in vm.snapshots.recent] == made[max(len(made) - window, 0):]
+        assert [s.id for s in vm.snapshots.live()] == made[max(len(made) - window, 0):]
+    kept = vm.snapshots.recent
+    vm.fork()
+    vm.snapshots.recent = kept
+    vm.fork()
+    assert [s.id for s in vm.snapshots.recent] == ([*(s.id for s in kept), 9][-window:] if window else [])
