@@ -24,7 +24,7 @@ from m3jit.vm.commit import attribute, commit, commit_columns, item
 from m3jit.vm.context import PARKED
 from m3jit.vm.image import entry_points
 from m3jit.vm.interpreter import PARKED_HERE
-from m3jit.vm.native import NO_BUDGET, CompiledRegion, fits, type_of_value
+from m3jit.vm.native import NO_BUDGET, CompiledRegion, comes_again, fits, type_of_value
 
 MAX_VARIANTS = 8
 GONE = object()                 # what a register names that a restored snapshot does not have: the interpreter says so
@@ -251,7 +251,7 @@ class Jit:
         self._pass_ends(point)
         point.looked = True
         point.weight = touched_bytes(f, syms)
-        loop = any(b.poll for b in f.blocks)
+        loop = any(b.poll and comes_again(b) for b in f.blocks)
         if not self.eager and not loop and not point.weight and point.visits >= HOT_VISITS and \
                 instructions(f) < WORTH_ENTERING:
             self._give_up(point)

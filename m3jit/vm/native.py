@@ -295,17 +295,20 @@ class CompiledRegion:
 
 def appends_in_a_loop(f: Any) -> bool:
     """Whether a block that appends to a KV stream can be executed again before the region is left."""
-    for block in f.blocks:
-        if any(n.op == "kv_append" for n in block.nodes()):
-            seen: set[int] = set()
-            todo = [e.target for e in block.edges()]
-            while todo:
-                at = todo.pop()
-                if at is block:
-                    return True
-                if id(at) not in seen:
-                    seen.add(id(at))
-                    todo += [e.target for e in at.edges()]
+    return any(comes_again(block) for block in f.blocks if any(n.op == "kv_append" for n in block.nodes()))
+
+
+def comes_again(block: Any) -> bool:
+    """Whether a way leads from a block back to it inside the region."""
+    seen: set[int] = set()
+    todo = [e.target for e in block.edges()]
+    while todo:
+        at = todo.pop()
+        if at is block:
+            return True
+        if id(at) not in seen:
+            seen.add(id(at))
+            todo += [e.target for e in at.edges()]
     return False
 
 
