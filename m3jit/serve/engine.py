@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Sequence
 
-from m3jit.api.checkpoints import NOTHING, Checkpoint
+from m3jit.api.checkpoints import NOTHING, Checkpoint, thinned
 from m3jit.api.generated import FinishReason, GeneratedText, Piece
 from m3jit.api.generation import PENALISED, LanguageModel, Settings
 from m3jit.serve.metrics import Metrics
@@ -23,6 +23,7 @@ from m3jit.vm.batch import Batch, Member
 
 QUEUED, ACTIVE, ENDED = "queued", "active", "ended"
 EDITED: FinishReason = "edited"                        # why a text ended that an edit took the place of
+REMEMBERED = 16                                        # states of one text, for edits
 INDEX_METRICS = (("searches", "Prompts looked up in the prefix index.", "counter"),
                  ("hits", "Prompts that began with known tokens.", "counter"),
                  ("dropped", "States that the prefix index dropped for their memory.", "counter"),
@@ -111,7 +112,7 @@ class Ticket:
         if job.fork is not None and found.rows == len(job.ids) and found.logits is not None:
             job.fork.known = job.fork.known or found
         if job.remember and found.rows >= len(job.ids) - job.written:
-            self.checkpoints.append(found)
+            self.checkpoints = thinned([*self.checkpoints, found], REMEMBERED)
 
 
 class Engine:
