@@ -53,12 +53,17 @@ def model_hash(model: Any) -> str:
 
 
 class Packing:
-    """Writes roots of one machine.  `models`: those they use, [content hash, reference, name]."""
+    """Writes roots of one machine.  `models`: those the program names and has loaded, and those its states hold:
+    [content hash, reference, name, whether the program names it]."""
 
     def __init__(self, vm: Any, writer: Any):
         self.vm, self.writer = vm, writer
         self.models: list[list[Any]] = []
         self._model_at: dict[int, int] = {}
+        self._named_by_program = set(vm.image.program.models.values()) if vm.image.program is not None else set()
+        for key, model in vm._models.items():
+            if key.partition("\0")[0] in self._named_by_program:
+                self.model(model)
 
     # -- what states and tensors ask for ----------------------------------------------------------------------------
     def blob(self, tensor: Tensor, raw: memoryview) -> Ref:
@@ -88,7 +93,7 @@ class Packing:
         if at is None:
             reference = next((key.partition("\0")[0] for key, m in self.vm._models.items() if m is model), "")
             at = self._model_at[id(model)] = len(self.models)
-            self.models.append([model_hash(model), reference, model.name])
+            self.models.append([model_hash(model), reference, model.name, reference in self._named_by_program])
         return at
 
     def extension_of(self, state: Any) -> Any:
@@ -217,13 +222,13 @@ class Unpacking:
             key = whole(number, 0, 2 ** 32, "an extension"), whole(major, 0, 2 ** 32, "a version")
             self._extension_handles.append((key, known or Handle(self.number(handle), "extension state")))
 
-    def _found(self, digest: Any, reference: Any, name: Any) -> Any:
-        """The model of a content hash: one that is loaded, or the one the reference names now."""
-        for model in self.vm._models.values():
-            if model_hash(model) == digest:
-                return model
-        known = self.vm.image.program.models.values() if self.vm.image.program is not None else ()
-        for r in (*known, reference):
+    def _found(self, digest: Any, reference: Any, name: Any, by_program: Any) -> Any:
+        """The model of a content hash: of a model that the program names, what it names now, of another one a model
+        that is loaded, or what the reference names now."""
+        named = self.vm.image.program.models.values() if self.vm.image.program is not None else ()
+        loaded = {key.partition("\0")[0] for key in self.vm._models}
+        wrong = "nothing is"
+        for r in named if by_program else (*loaded, reference):
             try:
                 model = self.vm.load_model(r)
             except UserError as e:

@@ -8,6 +8,7 @@ The grammar's state is the extension's state, a root value of the context: FORK,
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any, Sequence
@@ -74,7 +75,8 @@ class TokenGrammars:
         wrong = self._library.LLMatcher.validate_grammar(text, self._tokenizer)
         if wrong:
             raise UserError(f"{grammar.kind}: {wrong.strip()}")
-        start = Matcher(self._library.LLMatcher(self._tokenizer, text, log_level=0), self.vocabulary, grammar.kind)
+        start = Matcher(self._library.LLMatcher(self._tokenizer, text, log_level=0), self.vocabulary, grammar.kind,
+                        hashlib.blake2b(text.encode(), digest_size=16).digest())
         if not start.mask().any():
             raise GrammarError(f"{grammar.kind}: no text is allowed by it")
         return start
@@ -97,15 +99,25 @@ class TokenGrammars:
 
 
 class Matcher:
-    """A grammar after some tokens: an immutable value."""
-    __slots__ = ("_matcher", "_vocabulary", "_kind")
+    """A grammar after some tokens: an immutable value.
 
-    def __init__(self, matcher: Any, vocabulary: int, kind: str):
-        self._matcher, self._vocabulary, self._kind = matcher, vocabulary, kind
+    source: a hash of the grammar.  past: (what was before the last token, the last token), None at the start."""
+    __slots__ = ("_matcher", "_vocabulary", "_kind", "source", "_past")
+
+    def __init__(self, matcher: Any, vocabulary: int, kind: str, source: bytes, past: tuple | None = None):
+        self._matcher, self._vocabulary, self._kind, self.source, self._past = matcher, vocabulary, kind, source, past
 
     def copy(self) -> "Matcher":
         """The same grammar for another thread: the library's objects serve one at a time."""
-        return Matcher(self._matcher.deep_copy(), self._vocabulary, self._kind)
+        return Matcher(self._matcher.deep_copy(), self._vocabulary, self._kind, self.source, self._past)
+
+    def tokens(self) -> list[int]:
+        """The tokens so far."""
+        out, past = [], self._past
+        while past is not None:
+            past, token = past
+            out.append(token)
+        return out[::-1]
 
     def after(self, token: int) -> "Matcher":
         """The grammar one token later.  OperandError: it does not allow the token; GrammarError: see `mask`."""
@@ -115,7 +127,7 @@ class Matcher:
             if 0 <= token < len(mask) and mask[token]:     # allowed, so it is the library that gives up
                 raise self._given_up(following)
             raise OperandError(f"the grammar does not allow token {token} here: {_said(following)}")
-        return Matcher(following, self._vocabulary, self._kind)
+        return Matcher(following, self._vocabulary, self._kind, self.source, (self._past, token))
 
     def after_all(self, tokens: Sequence[int]) -> "Matcher":
         """The grammar behind several tokens.  Raises as `after`."""
@@ -154,7 +166,18 @@ def extension(start: Matcher | None) -> Extension:
             raise OperandError("GRAMMAR: the host gave this machine no grammar")
         now = first if state is None or token < 0 else state.after(token)
         return now.mask(), now
-    return Extension("GRAMMAR", NUMBER, VERSION, grammar, state=True)
+
+    def pack(state: Matcher) -> list[Any]:
+        return [state.source, state.tokens()]
+
+    def unpack(tree: Any) -> Matcher:
+        source, tokens = tree
+        if first is None or source != first.source:
+            raise OperandError("a text was written under a grammar that is not this machine's; give it the same one")
+        if not all(type(token) is int for token in tokens):
+            raise ValueError("tokens that are no integers")
+        return first.after_all(tokens)
+    return Extension("GRAMMAR", NUMBER, VERSION, grammar, state=True, pack=pack, unpack=unpack)
 
 
 def registry(start: Matcher | None) -> Registry:
