@@ -12,6 +12,7 @@ COMMANDS = {                                           # name -> (module, attrib
     "run": ("run", "run", "Run a program or a model (a file, a folder or a name)."),
     "record": ("record", "record", "Run something as `run` does, and keep a log that repeats the run."),
     "replay": ("replay", "replay", "Repeat a recorded run, on any backend, and compare it with its log."),
+    "debug": ("debugging", "debug", "Go through a run forward and backward."),
     "serve": ("serve", "serve", "Serve a model over HTTP, as OpenAI's clients expect it."),
     "chat": ("chat", "chat", "Talk with a model."),
     "tokenize": ("tokenize", "tokenize", "Show how a model reads a text: its token ids."),

@@ -51,12 +51,14 @@ class StandardInput(QueueSource):
             return b""
 
 
-def give_input(vm: VM, prompts: list[str], lines: bool) -> None:
+def give_input(vm: VM, prompts: list[str], lines: bool, taken: bool = False) -> None:
     """Connect the program's USER_INPUT: the prompts in order, else standard input (lines of a terminal, or all of a
-    pipe)."""
+    pipe).  taken: standard input belongs to somebody else; the program then has no input."""
     if prompts:
         for text in prompts:
             vm.push_input(text)
+        return
+    if taken:
         return
     terminal = os.isatty(STDIN) if _open(STDIN) else False
     if _open(STDIN):

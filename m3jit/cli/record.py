@@ -8,13 +8,14 @@ import click
 from m3jit.cli.run import run
 
 
-def _record(record: str, **options: Any) -> int:
-    return run.callback(record=record, **options)      # type: ignore[misc]
+def _record(log: str, **options: Any) -> int:
+    from m3jit.timetravel.record import Recording
+    return run.callback(recording=Recording(log), **options)       # type: ignore[misc]
 
 
 record = click.Command(
     "record", callback=_record,
-    params=[*run.params, click.Option(["--output", "-o", "record"], required=True, metavar="LOG", help="The log.")],
+    params=[*run.params, click.Option(["--output", "-o", "log"], required=True, metavar="LOG", help="The log.")],
     epilog="`m3jit replay LOG` repeats the run; `m3jit debug LOG` looks at it forward and backward.",
     help="""Run WHAT as `m3jit run` does, with the same options, and write everything it gets from outside to a log: input,
 clocks, the seed, interrupts; the program itself; and what left it, for comparison. Models are known by their content.

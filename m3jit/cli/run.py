@@ -60,14 +60,14 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     """
     from m3jit.cli import what as whats
     from m3jit.cli.machine import limit_memory
-    options.setdefault("record", None)                 # the log's file, of `m3jit record`
+    options.setdefault("recording", None)              # of `m3jit record` and `m3jit debug`: what runs the machine
     limit = options["memory_limit"]
     limit_memory(limit)
     check_files(options["files"])
-    if options["store"] is not None and options["record"] is not None:
+    if options["store"] is not None and options["recording"] is not None:
         raise UsageError("--store: a recorded run begins at its beginning; leave it out")
     found = whats.find(what)
-    for output in (options["trace"], options["record"]):
+    for output in (options["trace"], options["recording"] and options["recording"].path):
         keep_inputs(output, found.reference, *options["inputs"])
     models = whats.LazyModels()
     prompts: list[Any] = [os.fsencode(text).decode("utf-8", "replace") for text in options["prompts"]]
@@ -118,7 +118,7 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
         language.check(len(ids), settings)
         program = models.models.program(model, found.reference, compiled)
         return _run(_machine(program, models, limit, options), program, [ids], options)
-    if options["record"] is not None or options["store"] is not None:
+    if options["recording"] is not None or options["store"] is not None:
         raise UsageError(f"{'record' if options['store'] is None else '--store'}: {', '.join(steered.given(options))} are "
                          "decided outside the program, token by token; a log or a store holds what a program does by "
                          "itself. Leave them out")
@@ -165,9 +165,8 @@ def _machine(program: Any, models: Any, limit: int | None, options: dict[str, An
     seed = options["seed"]
     disk = click.get_current_context().with_resource(opened(options["store"]))
     more: dict[str, Any] = {"memory_limit": limit} if limit else {}
-    if options["record"] is not None:
-        from m3jit.timetravel.record import Recording
-        more["record"] = Recording(options["record"]).recorder
+    if options["recording"] is not None:
+        more["record"] = options["recording"].recorder
     return VM(program, options["backend"], options["threads"], options["max_steps"], timeout=options["timeout"],
               models=models, files=options["files"], profile=options["profile"], checkpoints=disk,
               seed=DEFAULT_SEED if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63, **more)
@@ -182,17 +181,17 @@ def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, An
     for name in options["shown"]:
         register_of(vm, "--show", name)                # a name that is not there is said before the run
     if prompts is not None:
-        machine.give_input(vm, prompts, options["lines"])
+        machine.give_input(vm, prompts, options["lines"], getattr(options["recording"], "takes_input", False))
     progress = Progress()
     machine.show_progress(vm, progress)
     observers = output.observe(vm, options)
     began = time.perf_counter()
     try:
-        if options["record"] is None:
+        if options["recording"] is None:
             with store.kept(vm, options["store"]):
                 vm.run()
         else:
-            vm.recorder.log.run(vm, output.command_line())
+            options["recording"].run(vm, output.command_line())
     finally:
         observers.finish(time.perf_counter() - began)
     return 0

@@ -75,6 +75,10 @@ class Engine:
         if self.time < time and self.ended is None:
             self._run(time)
 
+    def run(self, end: int | None = None) -> bool:
+        """Forward to the end of the run, or to a time; False."""
+        return self._run(end)
+
     def step(self, count: int = 1) -> int:
         """`count` instructions forward; how many there were."""
         before = self.time
@@ -119,20 +123,26 @@ class Engine:
                 return True
         return False
 
-    def last_before(self, forward: Callable[[int], bool], stands: Callable[[], bool] = lambda: False) -> bool:
+    def last_before(self, forward: Callable[[int], bool], stands: Callable[[], bool] = lambda: False,
+                    begin: Callable[[], None] = lambda: None) -> bool:
         """Back to the last place before this one where `forward` stops; False when there is none: to the beginning then.
 
         forward(end): goes forward, True when it stopped at a place before `end`, or behind an instruction at it.
-        stands: is the place where the machine stands one?"""
+        stands: is the place where the machine stands one?  begin: called where going forward begins."""
         here = end = self.time
         for start in reversed([t for t, _, _ in self._kept if t < here]):
             self._back_to(start)
-            found = start if stands() else None
+            begin()
+            stops, wanted = 0, -1 if not stands() else 0       # how many stops from the start on it is
             while self.ended is None and self.time < end and forward(end):
+                stops += 1
                 if self.time < here:
-                    found = self.time
-            if found is not None:
-                self.go(found)
+                    wanted = stops
+            if wanted >= 0:
+                self._back_to(start)
+                begin()
+                for _ in range(wanted):
+                    forward(end)
                 return True
             end = start
         self.go(0)

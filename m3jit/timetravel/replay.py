@@ -19,7 +19,7 @@ from m3jit.vm.vm import VM
 _FIELDS = {"m3jit": str, "name": str, "hash": str, "size": int, "packed": bytes, "program": bytes, "models": dict,
            "seed": int, "wait_input": bool, "memory_limit": int, "ring_capacity": int, "snapshot_window": int,
            "registers": dict}
-_STOPPED = ("Interrupted", "KeyboardInterrupt", "SystemExit", "LimitError", "SinkClosed", "LogFailed")
+STOPPED = ("Interrupted", "KeyboardInterrupt", "SystemExit", "LimitError", "SinkClosed", "LogFailed")
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Replay:
             self.recorder.end = 0                      # cut off: nothing is known behind the last event
         else:
             self.recorder.end = end.get("retired") if type(end.get("retired")) is int else 0
-            self.recorder.ended_by_itself = end.get("status") not in _STOPPED
+            self.recorder.ended_by_itself = end.get("status") not in STOPPED
 
     def run(self) -> Report:
         """Repeat it.  Divergence: it did something else than the log says, where and what."""
@@ -153,7 +153,7 @@ class Replay:
             return
         found = "done" if error is None else type(error).__name__
         if isinstance(error, RecordEnds):
-            if end["status"] not in _STOPPED:
+            if end["status"] not in STOPPED:
                 raise Divergence(f"replay: the run goes on after {self.vm.retired} instructions, where the recorded one ended "
                                  f"({end['message'] or 'done'})")
         elif found != end["status"] or found != "LimitError" and str(error or "") != end["message"]:

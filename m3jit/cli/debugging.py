@@ -1,0 +1,144 @@
+"""`m3jit debug`: a run forward and backward, on a terminal or from a script."""
+from __future__ import annotations
+
+import sys
+from typing import Any, Iterator
+
+import click
+
+from m3jit.cli.options import UsageError
+from m3jit.cli.run import DEFAULT_PROMPT, run
+from m3jit.cli.terminal import note
+from m3jit.errors import Divergence, InternalError, UserError
+
+PROMPT = "(m3jit) "
+
+
+class Debugging:
+    """What `m3jit run` does with a machine when it is looked at: nothing is printed by the program itself."""
+
+    path = None                                        # no log is written
+    takes_input = True                                 # standard input is the debugger's
+
+    def __init__(self, commands: tuple[str, ...]):
+        from m3jit.timetravel.history import History, Watcher
+        self.commands, self.recorder = commands, Watcher(History(), live=True)
+
+    def run(self, vm: Any, command: str = "") -> None:
+        """Let someone go through the run of a machine that stands before its first instruction."""
+        from m3jit.timetravel.debugger import Debugger
+        quiet(vm)
+        debugger = Debugger(vm, self.recorder)
+        try:
+            converse(debugger, self.commands)
+        finally:
+            vm.close(complete=debugger.engine.ended == "the program has ended")
+
+
+def quiet(vm: Any) -> None:
+    """The program's standard output and error are shown by the debugger."""
+    from m3jit.vm.streams import StandardSink
+
+    class Quiet(StandardSink):
+        """Takes what standard output takes, and writes nothing."""
+
+        def write(self, item: Any, blocking: bool) -> bool:
+            return True
+
+        def flush(self) -> None:
+            """Nothing is held back."""
+
+        def close(self, complete: bool) -> None:
+            """Nothing to close."""
+    for name, said, attribute in (("OUTPUT", "standard output", "stdout"), ("ERROR", "standard error", "stderr")):
+        vm.sinks[name] = Quiet(said, attribute)
+
+
+def converse(debugger: Any, commands: tuple[str, ...]) -> None:
+    """Execute the commands given, or those that are typed until the end."""
+    from m3jit.cli.debug_commands import Commands
+    executor = Commands(debugger)
+    interactive = not commands and sys.stdin.isatty()
+    if interactive:
+        print("`help` lists the commands; `back` goes back.")
+    _show(executor.run("where"))
+    for line in iter(commands) if commands else _typed(interactive):
+        if not interactive:
+            print(f"{PROMPT}{line}")
+        try:
+            _show(executor.run(line))
+        except (Divergence, InternalError):
+            raise
+        except UserError as error:
+            print(f"error: {error}")
+        except KeyboardInterrupt:
+            print("stopped")
+        if executor.done:
+            return
+
+
+def _show(lines: Iterator[str]) -> None:
+    for line in lines:
+        print(line)
+    sys.stdout.flush()
+
+
+def _typed(interactive: bool) -> Iterator[str]:
+    if interactive:
+        try:
+            import readline                            # noqa: F401  (input() has a history then)
+        except ImportError:
+            pass
+    while True:
+        try:
+            yield input(PROMPT) if interactive else input()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            print()
+
+
+def _debug(commands: tuple[str, ...], moved: tuple[str, ...], **options: Any) -> int:
+    from m3jit.timetravel.debugger import is_log, open_log
+    name = options["what"]
+    if name is not None and is_log(name):
+        given = [p.opts[0] for p in run.params if p.name not in ("what", "backend", "threads", "memory_limit")
+                 and p.name in options and options[p.name] not in (None, (), False, p.default)]
+        if given:
+            raise UsageError(f"{', '.join(given)}: a log has the options of the run it recorded; only --backend, --threads and "
+                             "--model apply")
+        from m3jit.cli.machine import limit_memory
+        from m3jit.cli.what import LazyModels
+        limit_memory(options["memory_limit"])
+        debugger = open_log(name, LazyModels(), options["backend"], options["threads"], moved)
+        quiet(debugger.vm)
+        converse(debugger, commands)
+        return 0
+    if moved:
+        raise UsageError("--model: says where a log's model lies now; name a model as WHAT")
+    return run.callback(recording=Debugging(commands), **_with_input(options))     # type: ignore[misc]
+
+
+def _with_input(options: dict[str, Any]) -> dict[str, Any]:
+    """Standard input is the debugger's: what the program reads is given by options."""
+    from m3jit.cli.what import find
+    if "-" in options["inputs"]:
+        raise UsageError("--input -: standard input is where the debugger's commands come from; give --prompt or a file")
+    found = find(options["what"])
+    if found.kind == "model" and not options["prompts"] and not options["inputs"]:
+        if not found.is_default:
+            raise UsageError(f"{found.reference}: give the prompt with --prompt or --input")
+        options["prompts"] = (DEFAULT_PROMPT,)
+    return options
+
+
+debug = click.Command(
+    "debug", callback=_debug,
+    params=[*run.params,
+            click.Option(["--command", "-x", "commands"], multiple=True, metavar="COMMAND",
+                         help="Execute a command instead of those typed. Repeated: in order."),
+            click.Option(["--model", "moved"], multiple=True, metavar="FILE", help="A log's model that lies elsewhere now.")],
+    epilog="`help` in the debugger lists its commands. Standard input that is no terminal is a script of commands.",
+    help="""Go through a run forward and backward: of a LOG that `m3jit record` wrote, or of WHAT, which is run with the options of
+`m3jit run`. Every step back is exact: the machine goes back to a state that was put aside and runs from there, with what
+came from outside answered from what was noted.""")
