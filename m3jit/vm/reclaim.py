@@ -115,6 +115,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def _work() -> None:
+    while True:
+        try:
+            _look_and_free()
+        except MemoryError:                            # what it had in hand is gone with the frame; there is more to free
+            continue
+
+
+def _look_and_free() -> None:
+    """Free what comes, without an end."""
     global _asleep
     worked = time.monotonic()
     while True:

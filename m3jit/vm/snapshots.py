@@ -96,11 +96,11 @@ class SnapshotStore:
         self._known, self._fresh = snapshots, []
 
     def _sort_in(self) -> None:
-        fresh, self._fresh = self._fresh, []
-        for ref in fresh:
+        for ref in self._fresh:                        # an interrupt in between: they are looked at again
             snapshot = ref()
             if snapshot is not None:
                 self._known[snapshot.id] = snapshot
+        self._fresh = []
 
     def new_id(self) -> int:
         return next(self._ids)
