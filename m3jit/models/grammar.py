@@ -119,6 +119,9 @@ class Matcher:
             out.append(token)
         return out[::-1]
 
+    def __repr__(self) -> str:
+        return f"<{self._kind} {self.source.hex()} after {self.tokens()}>"
+
     def after(self, token: int) -> "Matcher":
         """The grammar one token later.  OperandError: it does not allow the token; GrammarError: see `mask`."""
         following = self._matcher.deep_copy()

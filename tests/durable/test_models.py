@@ -1,4 +1,4 @@
-"""Language models: a version in the middle of a text goes on to the same tokens, in another machine and after a reload."""
+"""Language models: a version in the middle of a text goes on to the same tokens, in another machine, after a reload."""
 from __future__ import annotations
 
 import shutil
@@ -83,7 +83,7 @@ def test_another_model_of_the_same_shape_is_refused(tmp_path, folder):
         changed = m3jit.load_model(tmp_path / "other.gguf", backend="interpreter")
         other = changed.start(PROMPT, Settings(max_tokens=8)).vm
         before = state(other)
-        with pytest.raises(StoreError, match="'text' version 1: cannot be restored: it uses the model .* which is not here"):
+        with pytest.raises(StoreError, match="'text' version 1: cannot be restored: it uses the model .* not here"):
             store.restore(other, "text")
         assert state(other) == before
 
@@ -102,5 +102,5 @@ def test_a_grammar_goes_on(tmp_path):
         store.restore(other, "text")
         assert got + tokens(other) == want
         changed = Settings(max_tokens=40, seed=2, grammar=m3jit.Grammar("regex", "[a-z]{3} [0-9]{2} [a-z]{13}\\."))
-        with pytest.raises(StoreError, match="written under a grammar that is not this machine's; give it the same one"):
+        with pytest.raises(StoreError, match="under a grammar that is not this machine's; give it the same one"):
             store.restore(model.start(prompt, changed).vm, "text")

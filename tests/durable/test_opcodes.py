@@ -123,8 +123,8 @@ def test_saving_again_writes_what_is_new(tmp_path):
 
 # -- what is refused --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("source, message", [
-    ('CHECKPOINT_SAVE "../out"\nHALT', r"CHECKPOINT_SAVE .*the program wants to write a checkpoint to '../out', outside "
-                                       r"the directory .* it may use"),
+    ('CHECKPOINT_SAVE "../out"\nHALT', r"CHECKPOINT_SAVE .*the program wants to write a checkpoint to '../out', "
+                                       r"outside the directory .* it may use"),
     ('CHECKPOINT_SAVE "."\nHALT', "which is a directory; give the name"),
     ('CHECKPOINT_SAVE\nHALT', 'needs PATH="..."'),
     ('CHECKPOINT_RESTORE rX, "none"\nHALT', "none: no such folder; CHECKPOINT_SAVE makes one"),
