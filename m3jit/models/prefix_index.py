@@ -225,12 +225,13 @@ class PrefixIndex:
         elif node.parent is None and not node.children:
             self._roots = {key: root for key, root in self._roots.items() if root is not node}
 
-    def clear(self) -> None:
-        """Let all versions go."""
+    def clear(self) -> int:
+        """Let all versions go; how many bytes they reached."""
         with self._lock:
+            freed, self._ledger = self._ledger.bytes, Ledger()
             self._roots.clear()
             self._recent.clear()
-            self._ledger = Ledger()
+        return freed
 
     @property
     def stats(self) -> dict[str, int]:

@@ -18,6 +18,7 @@ from typing import Any, Callable, Sequence
 from m3jit.api.checkpoints import NOTHING, Checkpoint, thinned
 from m3jit.api.generated import FinishReason, GeneratedText, Piece
 from m3jit.api.generation import PENALISED, LanguageModel, Settings
+from m3jit.errors import Trap
 from m3jit.serve.metrics import Metrics
 from m3jit.vm.batch import Batch, Member
 
@@ -79,7 +80,8 @@ class Ticket:
     """A text's place in the engine, and what has come of it.
 
     tokens, random: what was generated, and the random stream behind each token.  reused: tokens of the prompt that were
-    not computed.  done: set when it has ended.  stopped: it was ended for the sake of an edit."""
+    not computed.  done: set when it has ended.  stopped: it was ended for the sake of an edit.  relieved: memory was made
+    for it."""
 
     def __init__(self, engine: "Engine", job: Job):
         self.engine, self.job = engine, job
@@ -90,7 +92,7 @@ class Ticket:
         self.tokens: list[int] = []
         self.random: list[int] = []
         self.checkpoints: list[Checkpoint] = list(job.remembered)
-        self.reused, self.done = 0, threading.Event()
+        self.reused, self.done, self.relieved = 0, threading.Event(), False
         self.finish_reason: FinishReason | None = None
         self.arrived, self.latest = time.monotonic(), 0.0
 
@@ -127,6 +129,8 @@ class Engine:
         self._closing = False
         self._warming = Batch()
         self._warmer: threading.Thread | None = None
+        # What can make room when a text finds no memory; each gives the bytes it freed.
+        self.spare: list[Callable[[], int]] = [] if model.prefixes is None else [model.prefixes.clear]
         self._seconds = 1.0                            # of a text, smoothed: for Retry-After
         self._show()
         self._thread = threading.Thread(target=self._run, name="m3jit engine", daemon=True)
@@ -329,6 +333,7 @@ class Engine:
         ended = member.ended
         if ended:
             text.finish(member.error)
+            ended = not self._makes_room(ticket, text.error)
         pieces = list(text.ready)
         text.ready.clear()
         if pieces:
@@ -341,6 +346,17 @@ class Engine:
             self._end(ticket, pieces, text.error)
         elif pieces and not ticket.unwanted:
             ticket.job.deliver(pieces, None, False)
+        if member.ended and not ended:
+            self.metrics.count("m3jit_restarted_total")
+            ticket.text = ticket.member = None
+            self._start(ticket, text)
+
+    def _makes_room(self, ticket: Ticket, error: BaseException | None) -> bool:
+        """Whether a text that found no memory is to begin again, once: states that are only kept made room."""
+        if not isinstance(error, Trap) or not error.message.startswith("out of memory") or ticket.relieved:
+            return False
+        ticket.relieved = True
+        return sum(free() for free in self.spare) > 0 and not ticket.unwanted
 
     def _measure(self, ticket: Ticket, tokens: int) -> None:
         now = time.monotonic()

@@ -70,6 +70,8 @@ class Server:
         self.engine = Engine(model, batch, queue, metrics) if model is not None else None
         self.vectors = vectors
         self.kept = Kept(limits.kept, limits.kept_bytes)
+        if self.engine is not None:
+            self.engine.spare.append(self.kept.clear)
         app = application(self.engine, vectors, names, limits, metrics, self.kept)
         self._uvicorn = _uvicorn_server(uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="on", server_header=False, backlog=BACKLOG,

@@ -53,7 +53,7 @@ def finished(engine: Engine, jobs: list[Job]) -> list[Ticket]:
     return tickets
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["llama3/Q8_0", pytest.param("plain/new/F32", marks=pytest.mark.slow), *RECURRENT])
 def test_edits_and_alternatives(name, folder):
     model = LanguageModel(str(FAMILIES[name].build(folder, name)), Models(), threads=1, options=Options())
     recurrent, engine = name in RECURRENT, Engine(model)

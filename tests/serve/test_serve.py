@@ -272,6 +272,39 @@ def test_an_error_of_the_batch_itself(model):
         assert server.text(seed=1) and wait_for(server.nothing_left)
 
 
+def test_states_that_are_kept_make_room(model):
+    """A text that finds no memory goes on when the index and the kept responses let theirs go; without them it fails."""
+    from m3jit.api.generation import load_model
+    from m3jit.errors import Trap
+    with running(load_model("default", threads=1, prefix_memory=8 << 20)) as server:
+        expected = server.text(prompt="Emma was a young woman of the village, and", seed=3)
+        start, failures = server.engine.model.start, []
+
+        def spoiled(ids, settings, **more):
+            text = start(ids, settings, **more)
+            advance = text.vm._slice
+
+            def full(*given: Any) -> Any:
+                if text.tokens and len(failures) < limit:
+                    failures.append(text)
+                    raise Trap("out of memory: no page for layer 1", 0)
+                return advance(*given)
+            text.vm._slice = full
+            return text
+        server.engine.model.start, limit = spoiled, 1
+        name = next(iter(server.kept._all))
+        assert server.text(prompt="Emma was a young woman of the village, and", seed=3) == expected and len(failures) == 1
+        status, found = server.post(f"{PLAIN}/{name}/edit", {"position": {"token": 0}})
+        assert status == 410 and "a text needed its memory" in found["error"]["message"]
+        failures.clear()
+        limit = 2
+        status, found = server.post(PLAIN, {"model": "default", "prompt": "She", "seed": 3})
+        assert status == 500 and "out of memory: no page for layer 1" in found["error"]["message"]
+        server.engine.model.start = start
+        failures.clear()
+        assert wait_for(server.nothing_left)
+
+
 # -- health, metrics, the end -----------------------------------------------------------------------------------------
 
 def test_health_and_metrics(server):
