@@ -75,6 +75,10 @@ class Registers:
     def get(self, key: Any) -> Any:
         return self.values[key] if key in self.values else self.view.unwritten.get(key)
 
+    def pick(self, guards: Any) -> list[Any]:
+        """The values of guards.keys (m3jit.vm.native.Guards)."""
+        return [self.get(key) for key in guards.keys]
+
 
 @dataclass(eq=False)
 class Variant:

@@ -151,6 +151,8 @@ class Jit:
         for region in point.variants:
             syms = region.matches(regs)
             if syms is not None:
+                if region.entries > point.variants[0].entries:
+                    self._ask_first(point, region)
                 return self._run(ctx, regs, region, syms)
         point.visits += 1
         region = self._consider(ctx, regs, point)
@@ -158,6 +160,11 @@ class Jit:
             return None
         syms = region.matches(regs)
         return self._run(ctx, regs, region, syms) if syms is not None else None
+
+    def _ask_first(self, point: Point, region: CompiledRegion) -> None:
+        """The variant that is entered most is asked first."""
+        with point.lock:
+            point.variants = [region, *(r for r in point.variants if r is not region)]
 
     def _run(self, ctx: Any, regs: "ContextRegisters", region: CompiledRegion, syms: dict[Sym, int]) -> int | None:
         if ctx.parks and region.region.has_launches and not (
@@ -321,10 +328,14 @@ class ContextRegisters:
             return self.ctx.V[key[1]]
         return self.ctx.flags if key == "flags" else self.ctx.rng
 
+    def pick(self, guards: Any) -> Any:
+        """The values of guards.keys (m3jit.vm.native.Guards)."""
+        return guards.pick(self.ctx.R) if guards.pick is not None else [self.get(key) for key in guards.keys]
+
     def write(self, way: Any, values: list[Any], states: list[tuple[Any, Any]]) -> None:
         """The registers of an exit (m3jit.vm.region_exits.Way) and the states of S registers, all at once."""
         ctx = self.ctx
-        columns = way.calls, [ctx.R] * len(way.general), way.general, [values[i] for i in way.places]
+        columns = way.calls, [ctx.R] * len(way.general), way.general, way.placed(values)
         if not (way.others or states):
             commit_columns(*columns)
             return

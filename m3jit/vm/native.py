@@ -4,7 +4,8 @@ from __future__ import annotations
 import struct
 import threading
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Protocol
+from operator import itemgetter
+from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -32,6 +33,7 @@ STOP, BUDGET, EXIT, RETIRED = map(int, (FrameWord.STOP, FrameWord.BUDGET, FrameW
 class Registers(Protocol):
     """A context as compiled code sees it.  Keys: see m3jit.ir.lift."""
     def get(self, key: Any) -> Any: ...
+    def pick(self, guards: "Guards") -> Sequence[Any]: ...      # the values of guards.keys
     def write(self, way: Way, values: list[Any], states: list[tuple[Any, Any]]) -> None: ...
 
 
@@ -82,32 +84,38 @@ def fits(value: Any, t: Type | None, syms: dict[Sym, int]) -> bool:
 
 
 class Guards:
-    """The types of a region's live-ins, sorted by what has to be looked at."""
+    """The types of a region's live-ins: `keys` and the classes their values have (`kinds`), then shapes and dtypes.
+
+    pick: the values from a context's general registers, where all keys are such (None: not all)."""
 
     def __init__(self, types: list[tuple[Any, Type | None]]):
-        self.scalars: list[tuple[Any, type]] = []
-        self.tensors: list[tuple[Any, Any, tuple[int, ...]]] = []         # of one shape only
-        self.others: list[tuple[Any, Type | None]] = []
-        for key, t in types:
-            if isinstance(t, ScalarType):
-                self.scalars.append((key, int if t == I64T else float))
-            elif isinstance(t, TensorType) and all(isinstance(d, int) for d in t.shape):
-                self.tensors.append((key, t.dtype, tuple(t.shape)))       # type: ignore[arg-type]
-            else:
-                self.others.append((key, t))
+        known = [(k, t) for k, t in types if t is None or isinstance(t, ScalarType | TensorType)]
+        self.others = [(k, t) for k, t in types if (k, t) not in known]
+        self.keys = [k for k, _ in known]
+        self.kinds = tuple(type(None) if t is None else Tensor if isinstance(t, TensorType) else int if t == I64T
+                           else float for _, t in known)
+        tensors = [(i, t) for i, (_, t) in enumerate(known) if isinstance(t, TensorType)]
+        self.symbolic = [(i, t) for i, t in tensors if not all(isinstance(d, int) for d in t.shape)]
+        self.fixed = [(i, t.dtype, tuple(t.shape)) for i, t in tensors if (i, t) not in self.symbolic]
+        self.pick: Callable[[Any], Any] | None = None
+        if len(known) > 1 and all(isinstance(k, tuple) and k[0] == "R" for k in self.keys):
+            self.pick = itemgetter(*(k[1] for k in self.keys))
 
-    def match(self, get: Callable[[Any], Any]) -> dict[Sym, int] | None:
+    def match(self, regs: Registers) -> dict[Sym, int] | None:
         """Symbol values when all live-ins fit, else None."""
-        for key, kind in self.scalars:
-            if get(key).__class__ is not kind:
-                return None
-        for key, dtype, shape in self.tensors:
-            v = get(key)
-            if v.__class__ is not Tensor or v.dtype is not dtype or v.shape != shape:
+        values = regs.pick(self)
+        if tuple(map(type, values)) != self.kinds:
+            return None
+        for i, dtype, shape in self.fixed:
+            v = values[i]
+            if v.dtype is not dtype or v.shape != shape:
                 return None
         syms: dict[Sym, int] = {}
-        for key, t in self.others:
-            if not fits(get(key), t, syms):
+        for i, t in self.symbolic:
+            if not fits(values[i], t, syms):
+                return None
+        for key, other in self.others:
+            if not fits(regs.get(key), other, syms):
                 return None
         return syms
 
@@ -158,7 +166,7 @@ class CompiledRegion:
 
     def matches(self, regs: Registers) -> dict[Sym, int] | None:
         """Symbol values when all live-ins fit, else None."""
-        syms = self.guards.match(regs.get)
+        syms = self.guards.match(regs)
         if syms is None:
             return None
         seen: dict[int, Any] = {}
@@ -253,7 +261,8 @@ class CompiledRegion:
         """An exit, ready to be left by."""
         way = self.ways.get(number)
         if way is None:
-            way = self.ways[number] = Way(self.region.exits[number], self.streams)
+            shapes = {word: tuple(shape) for word, shape, _ in self.results if shape is not None}
+            way = self.ways[number] = Way(self.region.exits[number], self.streams, shapes)
         return way
 
     def write_back(self, regs: Registers, way: Way, numbers: Numbers, fresh: Mapping[int, np.ndarray], held: "Held",

@@ -1,7 +1,7 @@
 """Leaving a compiled region: what the registers hold after each of its exits."""
 from __future__ import annotations
 
-from operator import setitem
+from operator import itemgetter, setitem
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -18,27 +18,34 @@ from m3jit.vm.region_streams import RegionStreams
 class Way:
     """One exit, its stores sorted by how the value is found.
 
-    keys: of everything but states, in the order of `values`.  general: the general registers, with `places` among the
-    values, and `calls` (m3jit.vm.commit).  others: (key, place) of what else is written."""
+    keys: of everything but states, in the order of `values`.  general: the general registers, whose values `placed`
+    takes out of them, and `calls` (m3jit.vm.commit).  others: (key, place) of what else is written."""
 
-    def __init__(self, info: ExitInfo, streams: RegionStreams):
+    def __init__(self, info: ExitInfo, streams: RegionStreams, shapes: Mapping[int, tuple[int, ...]]):
+        """shapes: of the arrays of tensors made, by word, where they are always the same."""
         self.info = info
         stores = [s for s in info.stores if not is_cell(s.key)]
         kv = [s for s in stores if s.how == "i64" and isinstance(s.key, tuple) and s.key[0] == "kvlen"]
         integers = [s for s in stores if s.how == "i64" and s not in kv]
         floats = [s for s in stores if s.how == "f64"]
         self.tensors = [(s.word, s.type.dtype, _Shape(s.type)) for s in stores if s.how == "tensor"]
+        self.steady: Any = None                       # of tensors whose shapes never change: arrays, dtypes, shapes
+        if len(self.tensors) > 1 and all(shape.fixed is not None and shapes.get(word) == shape.rows
+                                        for word, _, shape in self.tensors):
+            self.steady = (itemgetter(*(word for word, _, _ in self.tensors)), [dtype for _, dtype, _ in self.tensors],
+                          [shape.fixed for _, _, shape in self.tensors])
         self.inputs = [(s.source, _Shape(s.type)) for s in stores if s.how == "input"]
         constants = [s for s in stores if s.how not in ("i64", "f64", "tensor", "input")]
         self.constants = [s.source for s in constants]
         self.integer_words, self.float_words = _words(integers), _words(floats)
         self.keys = [s.key for s in (*constants, *integers, *floats)]
         self.keys += [s.key for how in ("tensor", "input") for s in stores if s.how == how]
-        places = [(key, i) for i, key in enumerate(self.keys)]
-        general = [(key[1], i) for key, i in places if _is_general(key) and key[1] != 255]
-        self.general, self.places = [n for n, _ in general], [i for _, i in general]
+        everything = [(key, i) for i, key in enumerate(self.keys)]
+        general = [(key[1], i) for key, i in everything if _is_general(key) and key[1] != 255]
+        self.general, places = [n for n, _ in general], [i for _, i in general]
+        self.placed = itemgetter(*places) if len(places) > 1 else lambda values: [values[i] for i in places]
         self.calls = [setitem] * len(general)
-        self.others = [(key, i) for key, i in places if not _is_general(key)]
+        self.others = [(key, i) for key, i in everything if not _is_general(key)]
         self.lengths: dict[Any, tuple[tuple[int, ...], np.ndarray]] = {}       # state register -> layers, their words
         for key in dict.fromkeys(s.key[1] for s in kv):
             words = {s.key[2]: s.word for s in kv if s.key[1] == key}
@@ -59,10 +66,14 @@ class Way:
         if numbers[1]:                               # a register's NaN is the canonical one
             out += [v if v == v else NAN for v in numbers[1]]
         made = Tensor.made
-        for word, dtype, shape in self.tensors:
-            dims = shape.fixed or shape.of(syms)
-            a, stored = fresh[word], shape.rows or shape.stored(dims)
-            out.append(made(dtype, dims, a if a.shape == stored else a.reshape(stored)))
+        if self.steady is not None:
+            arrays, dtypes, shapes = self.steady
+            out += map(made, dtypes, shapes, arrays(fresh))
+        else:
+            for word, dtype, shape in self.tensors:
+                dims = shape.of(syms)
+                a, stored = fresh[word], shape.stored(dims)
+                out.append(made(dtype, dims, a if a.shape == stored else a.reshape(stored)))
         for source, shape in self.inputs:            # a reshape may have given it another shape
             t, dims = regs.get(source), shape.of(syms)
             out.append(t if dims == t.shape else Tensor(t.dtype, dims, t.data.reshape(dims)))

@@ -22,7 +22,8 @@ class _Stream:
         self.layers, self._rows = tuple(u.layer for u in uses), [u.rows for u in uses]
         self._fixed = all(r.__class__ is int for r in self._rows)
         self.table_words = np.array([u.table_word for u in uses], np.intp)
-        self.length_layers, self.length_words = tuple(layer for layer, _ in lengths), [word for _, word in lengths]
+        self.length_layers = tuple(layer for layer, _ in lengths)
+        self.length_words = np.array([word for _, word in lengths], np.intp)
         if self.length_layers == self.layers:
             self.length_layers = self.layers         # one object: streams recognise it
 
@@ -85,5 +86,7 @@ class RegionStreams:
         for key, use in self.streams.items():
             stream = reserved[key]
             frame[use.table_words] = stream.table_addresses(use.layers)
-            if use.length_words:
-                frame[use.length_words] = stream.lengths(use.length_layers)
+            if len(use.length_words):
+                lengths = stream.lengths(use.length_layers)
+                alike = lengths.count(lengths[0]) == len(lengths)
+                frame[use.length_words] = lengths[0] if alike else lengths
