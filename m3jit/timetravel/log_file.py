@@ -23,7 +23,7 @@ import xxhash
 
 from m3jit.errors import Interrupted, UserError
 from m3jit.timetravel.wire import Reader, WireError, put, put_bytes, put_int, put_varint
-from m3jit.vm.recording import Event
+from m3jit.vm.recording import Event, Output, Raised
 
 MAGIC, FORMAT = b"M3JITLOG", 1
 HEAD, EVENTS, END = 1, 2, 3
@@ -131,6 +131,18 @@ class LogWriter:
                             f"What was recorded before can be replayed")
 
 
+def _fits(what: str, value: Any) -> bool:
+    """Is the value one that an event of this kind has?"""
+    if isinstance(value, Raised):
+        return what not in ("output", "block", "wake", "digest", "interrupt")
+    if what in ("clock", "time"):
+        return type(value) is int and -2 ** 63 <= value < 2 ** 63
+    if what in ("sense", "wake"):
+        return type(value) is tuple and len(value) == 2 and type(value[1]) is int and (what == "sense" or type(value[0]) is int)
+    kind = {"output": Output, "failed": Raised, "block": str, "digest": str, "interrupt": bool}.get(what, object)
+    return isinstance(value, kind)
+
+
 def _check(number: int, kind: int, length: int) -> int:
     return xxhash.xxh32_intdigest(struct.pack("<QBI", number, kind, length)) & 0xFFFF
 
@@ -194,9 +206,7 @@ class LogReader:
             raise WireError(f"{retired} instructions of context {context}")
         self._last[context] = retired
         value = reader.value()
-        if what == "wake" and not (isinstance(value, tuple) and len(value) == 2 and all(type(n) is int for n in value)) or \
-                what == "output" and type(value).__name__ != "Output" or what == "block" and not isinstance(value, str) or \
-                what == "failed" and type(value).__name__ != "Raised":
+        if not _fits(what, value):
             raise WireError(f"an event {what} with a value that is none")
         return Event(context, retired, what, value)
 

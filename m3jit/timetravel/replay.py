@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 import m3jit
+from m3jit.durable import Checkpoints
 from m3jit.errors import Divergence, InternalError, M3Error, UserError
 from m3jit.frontend.program import Program
 from m3jit.timetravel.log_file import LogError, LogReader
@@ -37,6 +38,9 @@ def program_of(head: dict[str, Any], path: str) -> Program:
     for name, kind in _FIELDS.items():
         if not isinstance(head.get(name), kind):
             raise LogError(f"{path}: does not say its {name!r}; another program made the file, or it is damaged")
+    for name in ("max_steps", "tensor_limit"):
+        if head.get(name) is not None and not isinstance(head[name], int):
+            raise LogError(f"{path}: its {name!r} is no number; the file was changed after it was written")
     raw = head["program"]
     if head["packed"]:
         if head["size"] > COMPRESSED:
@@ -177,7 +181,8 @@ def machine(head: dict[str, Any], program: Program, models: Any, recorder: Recor
     """The machine of a log's head, before its first instruction."""
     vm = VM(program, backend, threads, head.get("max_steps"), models=models, files=files, wait_input=head["wait_input"],
             seed=head["seed"], snapshot_window=head["snapshot_window"], memory_limit=head["memory_limit"],
-            tensor_limit=head.get("tensor_limit"), ring_capacity=head["ring_capacity"], record=recorder)
+            tensor_limit=head.get("tensor_limit"), ring_capacity=head["ring_capacity"], record=recorder,
+            checkpoints=Checkpoints())
     for name, value in head["registers"].items():
         vm.set(name, value)
     return vm
