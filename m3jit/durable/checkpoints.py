@@ -60,19 +60,18 @@ class Checkpoints:
             raise StoreError(f"{store.path}: cannot be stored: {e}") from None
 
     def newest(self, folder: Path) -> str:
-        """What identifies the checkpoint in a folder: its number and the hash of its tree."""
+        """What identifies the checkpoint in a folder: the hash of its tree."""
         if folder not in self._open and not folder.is_dir():
             raise StoreError(f"{folder}: no such folder; CHECKPOINT_SAVE makes one")
-        found = self._store(folder).latest(NAME)
-        return f"{found.number} {found.root.hash.hex()}"
+        return self._store(folder).latest(NAME).root.hash.hex()
 
     def load(self, vm: Any, folder: Path, which: str) -> tuple[Callable[[], None], Any]:
         """(what to call when the value is taken, the value) of the checkpoint that `newest` named."""
         store = self._store(folder)
-        number, digest = which.split()
-        found = store.latest(NAME, int(number))
-        if found.root.hash.hex() != digest:
-            raise StoreError(f"{folder}: checkpoint {number} is another one than when this run was recorded")
+        found = next((v for v in reversed(store.versions.get(NAME, [])) if v.root.hash.hex() == which), None)
+        if found is None:
+            raise StoreError(f"{folder}: the checkpoint that this run read is not here; a replay has those that the run "
+                             f"itself saved")
         tree = store.read(found)
         if isinstance(tree, list) and tree[:1] == ["version"]:
             loaded = version.load(store, vm, found)

@@ -55,7 +55,8 @@ NO_CHECKPOINTS = NoCheckpoints()
 class CheckpointsView:
     """The part of `Machine` that writes to and reads from a disk.
 
-    A recorded run logs how much was written and what was read; its replay writes nothing, and reads what was read."""
+    A recorded run logs how much was written and what was read; its replay saves again, to files of its own, and reads
+    what it saved."""
     vm: Any
     ctx: Context
 
@@ -68,8 +69,8 @@ class CheckpointsView:
             value = self.vm.snapshots.resolve(what)
         else:
             value = self.state(what) if what.__class__ is Handle else what     # type: ignore[attr-defined]
-        disk = self.vm.checkpoints
-        return self.observe(SAVE, lambda: disk.save(self.vm, folder, value))   # type: ignore[attr-defined]
+        written = self.vm.checkpoints.save(self.vm, folder, value)
+        return self.observe(SAVE, lambda: written)     # type: ignore[attr-defined]
 
     def restore_checkpoint(self, path: str | None) -> Any:
         """CHECKPOINT_RESTORE."""

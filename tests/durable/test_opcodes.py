@@ -256,3 +256,18 @@ def test_children_persist_under_their_own_names(tmp_path):
     with Store.open(tmp_path / "s") as store:
         run("FORK rC, child, RED\nFORK rS PERSIST\nHALT\nchild: FORK rS PERSIST\nHALT", tmp_path, store)
         assert store.names() == ["context 2", "run"]
+
+
+def test_a_recorded_run_repeats_its_checkpoints_and_leaves_the_files_alone(tmp_path, capfd, monkeypatch):
+    from m3jit.cli import main
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.m3asm").write_text('LOADI rN, 5\nFORK rS\nLOADI rN, 6\nCHECKPOINT_SAVE RD=rB rS "ck"\n'
+                                        'CHECKPOINT_RESTORE rQ, "ck"\nSTREAM rB\nABORT rQ\nSTREAM rN\nHALT\n')
+    assert main(["record", "run.m3asm", "-o", "log"]) == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "ck").iterdir()}
+    assert main(["replay", "log"]) == 0
+    assert "agrees" in capfd.readouterr().err
+    assert {p: p.read_bytes() for p in (tmp_path / "ck").iterdir()} == before
+    (tmp_path / "write.m3asm").write_text('CHECKPOINT_SAVE "other"\nCHECKPOINT_RESTORE rQ, "other"\nHALT')
+    assert main(["record", "write.m3asm", "-o", "log"]) == 0 and main(["record", "write.m3asm", "-o", "log"]) == 0
+    assert main(["replay", "log"]) == 0                # the second version there, the first one here
