@@ -53,13 +53,28 @@ def _rows(found: Any) -> Iterator[tuple[str, str, str, str]]:
         yield name, str(newest.number), written, f"{nbytes:,}"
 
 
+class _OnDemand:
+    """Checkpoints (m3jit.durable.Checkpoints) that are loaded when a program asks for one."""
+    _made: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is None:
+            from m3jit.durable import Checkpoints
+            self._made = Checkpoints()
+        return getattr(self._made, name)
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+
 @contextlib.contextmanager
 def opened(folder: str | None) -> Iterator[Any]:
     """The disk of a machine with --store FOLDER (None: of one without it)."""
-    from m3jit.durable import Checkpoints, Store
     if folder is None:
-        yield Checkpoints()
+        yield _OnDemand()
         return
+    from m3jit.durable import Checkpoints, Store
     with Store.open(folder) as found:
         yield Checkpoints(found)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from pathlib import Path
 from typing import Any, Iterator, Protocol
@@ -76,6 +75,7 @@ class Files:
     def lock(self, path: Path, shared: bool) -> Any:
         """Hold a file's lock until `close` of what is returned, or the end of the process.  BlockingIOError when
         another holder is in the way.  A shared lock is held together with others of its kind."""
+        import fcntl                                   # where there is none, a store is of no use and the rest still is
         try:
             handle = os.open(path, (os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:

@@ -19,6 +19,7 @@ from tests.durable.programs import every_kind, state
 from tests.durable.simulated_disk import PowerLoss, SimulatedDisk
 
 FOLDER = Path("/disk/store")
+SAID = bytes(range(256)) * 3       # what is appended to a log
 MORE_SEEDS = 40                    # of the slow test
 
 
@@ -38,11 +39,16 @@ def scenario(disk: Any, acknowledged: dict[str, int]) -> None:
     def commit(store: Store, name: str) -> None:
         put(store, name)
         acknowledged[name] = store.latest(name).number
+
+    def say(store: Store) -> None:
+        acknowledged["log"] = store.append("log", store.length("log"), SAID[:700])
     store = Store.open(FOLDER, files=disk)
     for name in "aab":
         commit(store, name)
+    say(store)
     store.compact()
     commit(store, "a")
+    say(store)
     store.close()
     store = Store.open(FOLDER, files=disk)
     for name in "bca":
@@ -56,7 +62,9 @@ def check(disk: SimulatedDisk, acknowledged: dict[str, int]) -> None:
     """Every name has the last version that was acknowledged, or the one after it, whole; and the store goes on."""
     with Store.open(FOLDER, files=disk) as store:
         assert store.verify() == []
-        for name in sorted({*acknowledged, *store.names()}):
+        said = b"".join(store.log_of("log"))
+        assert said == (SAID[:700] * 3)[:len(said)] and len(said) - acknowledged.get("log", 0) in (0, 700)
+        for name in sorted({*acknowledged, *store.names()} - {"log"}):
             newest = store.latest(name)
             assert newest.number - acknowledged.get(name, 0) in (0, 1)
             got = [store.bytes_of(ref, 1 << 20) for ref in store.read(newest)]
