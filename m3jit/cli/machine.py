@@ -17,11 +17,13 @@ _CHUNK = 1 << 16
 
 class StandardInput(QueueSource):
     """Standard input, read by a thread that starts with the program's first SENSE, so that stopping and timeouts work
-    while nothing comes.  Items: the whole text without its last line feed, or one line each."""
+    while nothing comes.  Items: the whole text without its last line feed, or one line each.
 
-    def __init__(self, name: str, signal: Any, lines: bool, first: Iterable[str] = ()):
+    terminal: of this machine; what is typed while its program works interrupts it (`VM.push_input`)."""
+
+    def __init__(self, name: str, signal: Any, lines: bool, first: Iterable[str] = (), terminal: VM | None = None):
         super().__init__(name, signal, waits=True)
-        self._lines, self._started = lines, False
+        self._lines, self._started, self._terminal = lines, False, terminal
         self.items.extend(first)
 
     def read(self, position: int, count: int, blocking: bool) -> tuple[Any, int]:
@@ -38,10 +40,16 @@ class StandardInput(QueueSource):
             if self._lines:
                 *done, held = held.split(b"\n")
                 for line in done:
-                    self.push(line.decode("utf-8", "replace"))
+                    self._come(line.decode("utf-8", "replace"))
         if held:
             self.push(held.decode("utf-8", "replace").removesuffix("\n"))
         self.close()
+
+    def _come(self, line: str) -> None:
+        if self._terminal is None:
+            self.push(line)
+        else:
+            self._terminal.hand_over(self, line, True)
 
     @staticmethod
     def _next_chunk() -> bytes:
@@ -62,7 +70,8 @@ def give_input(vm: VM, prompts: list[str], lines: bool, taken: bool = False) -> 
         return
     terminal = os.isatty(STDIN) if _open(STDIN) else False
     if _open(STDIN):
-        vm.set_source("USER_INPUT", StandardInput("USER_INPUT", vm.signal, lines or terminal))
+        vm.set_source("USER_INPUT", StandardInput("USER_INPUT", vm.signal, lines or terminal,
+                                                  terminal=vm if terminal else None))
 
 
 def _open(descriptor: int) -> bool:

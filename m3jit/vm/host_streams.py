@@ -29,10 +29,13 @@ class HostStreams:
         if interrupt is None:
             running = self.batch is not None or self._runner not in (None, threading.get_ident())
             interrupt = running and source == "USER_INPUT"
-        queue, item = self._queue(source), np.array(value) if isinstance(value, np.ndarray) else value
+        self.hand_over(self._queue(source), np.array(value) if isinstance(value, np.ndarray) else value, interrupt)
+
+    def hand_over(self, queue: QueueSource, item: Any, interrupt: bool) -> None:
+        """Put an item into a source; interrupt: as `push_input` says."""
         with self.signal:                              # who reads the item sees the interrupt, and ends it
             queue.push(item)
-            urged = [c for c in self._readers(source) if self._mark(c, queue)] if interrupt else []
+            urged = [c for c in self._readers(queue.name) if self._mark(c, queue)] if interrupt else []
         for ctx in urged:
             self._urge(ctx)
         if not urged:

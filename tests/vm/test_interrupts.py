@@ -1,6 +1,7 @@
 """Interrupts: who sees one and when, input that interrupts, programs of models that are interrupted in a prompt, replay."""
 from __future__ import annotations
 
+import queue
 import threading
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import m3jit
+from m3jit.cli import machine as cli_machine
 from m3jit.frontend import assemble
 from m3jit.models import hosted
 from m3jit.models.program import Options
@@ -140,6 +142,30 @@ def test_a_flood_of_input_does_not_keep_a_program_from_going_on():
     assert len(said) > 1 or not vm.sources["USER_INPUT"].has(1)
 
 
+def test_a_line_typed_while_a_program_works_interrupts_it(monkeypatch):
+    """On a terminal; a pipe's lines are there all at once and interrupt nobody."""
+    def tick(item):
+        if number(item) == 5:
+            chunks.put(b"typed\n")
+            tries = LONG * 100
+            while not (vm.sources["USER_INPUT"].has(1) and (vm.main.interrupt or not terminal)) and tries:
+                tries -= 1
+                threading.Event().wait(0.01)
+    for terminal in (True, False):
+        chunks: queue.Queue = queue.Queue()
+        monkeypatch.setattr(cli_machine.StandardInput, "_next_chunk", staticmethod(chunks.get))
+        monkeypatch.setattr(cli_machine.os, "isatty", lambda descriptor: terminal)
+        monkeypatch.setattr(cli_machine, "_open", lambda descriptor: True)
+        vm, said = machine(READER), []
+        vm.set_sink("OUTPUT", lambda item: said.append(item.strip()))
+        vm.set_sink("TICK", tick)
+        cli_machine.give_input(vm, [], lines=True)
+        chunks.put(b"first\n")
+        vm.run()
+        chunks.put(b"")
+        assert said == (["first", "typed"] if terminal else ["first"])
+
+
 # -- replay ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("backend", ["interpreter", "cpu"])
@@ -264,6 +290,16 @@ def test_a_recorded_interruption_of_a_prompt_is_replayed_anywhere(models, monkey
     again.run()
     assert repeated == tokens == [-hosted.INTERRUPTED]
     assert again.retired == vm.retired and again.get("rPos") == 2 * CHUNK
+
+
+def test_a_machine_alone_in_a_batch_is_interrupted_in_the_middle(models, monkeypatch):
+    vm, tokens = model_machine("hosted", models, backend="cpu")
+    batch = m3jit.Batch()
+    batch.add(vm)
+    with monkeypatch.context() as patch:
+        seen = At(patch, vm, 3)
+        batch.run()
+    assert (seen.given_up, tokens, vm.get("rFinish"), vm.get("rPos")) == (1, [], hosted.INTERRUPTED, 2 * CHUNK)
 
 
 def test_a_batch_is_interrupted_between_its_rounds(models):
