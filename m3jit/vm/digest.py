@@ -25,6 +25,7 @@ from m3jit.vm.memory import NAMES
 from m3jit.vm.snapshots import SnapshotHandle
 from m3jit.vm.values import ContextRef, Handle
 
+_known_pages: "weakref.WeakKeyDictionary[Any, tuple[bytes, Any]]" = weakref.WeakKeyDictionary()    # and its claim
 _known: "weakref.WeakKeyDictionary[Any, bytes]" = weakref.WeakKeyDictionary()     # immutable object -> digest
 SAMPLES, SAMPLE = 16, 4096
 Part = tuple[str, bytes]                               # what it is, and its digest
@@ -134,19 +135,20 @@ def stream_digest(stream: KVStream, layer: int) -> bytes:
     """The rows of a layer: the bytes of full pages, the values of the last one's rows."""
     length = stream.length(layer)
     h = xxhash.xxh3_128(struct.pack("<q", length))
-    for i, page in enumerate(stream.pages(layer)):
-        rows = min(PAGE, length - i * PAGE)
-        if rows <= 0:
-            break
-        if rows == PAGE:
-            found = _known.get(page)
-            if found is None:
-                found = _known[page] = xxhash.xxh3_128_digest(page.data)
-            h.update(found)
-        else:
-            for part in read(page.data, stream.geometry, stream.dtype, rows):
-                h.update(np.ascontiguousarray(part))
+    for page, claim in stream.layers[layer].whole_pages():
+        found, kept = _known_pages.get(page, (b"", _no_claim))
+        if kept() is None:                             # the page may have other rows by now
+            found = xxhash.xxh3_128_digest(page.data)
+            _known_pages[page] = found, weakref.ref(claim)
+        h.update(found)
+    if length % PAGE:
+        for part in read(stream.pages(layer)[length // PAGE].data, stream.geometry, stream.dtype, length % PAGE):
+            h.update(np.ascontiguousarray(part))
     return h.digest()
+
+
+def _no_claim() -> None:
+    """Of a page whose digest is not known."""
 
 
 def memory_parts(memory: Any) -> Iterator[Part]:

@@ -154,9 +154,11 @@ def test_a_rolled_back_page_that_is_written_again_gets_its_own_block(tmp_path):
         point = vm.fork()
         vm.step(2 * 4)
         store.commit(vm, "a")                          # 64 rows: the page is full
+        full = state(vm)
         vm.abort(point)
         vm.set("rX", np.ones((1, 4), np.float32))
         vm.step(2 * 4)
+        assert state(vm) != full
         store.commit(vm, "a")
         other = m3jit.VM(m3jit.assemble(source), backend="interpreter")
         store.restore(other, "a")
