@@ -189,27 +189,23 @@ class LanguageModel:
         """Whether it has states that cannot be cut at any token."""
         return any(ins.op.name == "SSM_SCAN" for _, ins in self._program(1.0).instructions)
 
-    @functools.cached_property
-    def state_key(self) -> Hashable:
-        """`key_of` the model's own options."""
-        return self.key_of(self._options)
-
-    def key_of(self, options: Options | None) -> Hashable:
+    def key_of(self, options: Options | None, owner: str = "") -> Hashable:
         """What states depend on besides tokens: weights, adapters, and all options that change what is computed (None:
-        the model's own)."""
+        the model's own).  owner: whose texts they may serve."""
         options = options or self._options
         given = {f.name: getattr(options, f.name) for f in fields(Options) if f.name not in UNSEEN_BY_STATES}
         given["adapters"] = tuple((a.source.content_hash, a.scale) for a in options.adapters)
-        return self.model.file.content_hash, tuple(sorted(given.items()))
+        return self.model.file.content_hash, tuple(sorted(given.items())), owner
 
     def start(self, ids: Sequence[int], settings: Settings, *, written: int = 0,
-              known: Checkpoint | None = None, keep: Keep | None = None, **machine: Any) -> GeneratedText:
+              known: Checkpoint | None = None, keep: Keep | None = None, owner: str = "", **machine: Any) -> GeneratedText:
         """A machine that is ready to run: its sinks are attached, its registers set.  Raises as `generate`.
 
         written: so many of the last ids are the beginning of the text itself; its grammar, and a character that they
         leave unfinished, go on behind them.  known: states behind the first of these tokens (None: what the model's
         prefix index has; `NOTHING`: the index is left alone).  keep: gets states of the text, besides the index
-        (`Keeper`).  machine: arguments of `m3jit.VM` besides."""
+        (`Keeper`).  owner: states in the index serve texts of the same owner alone.  machine: arguments of `m3jit.VM`
+        besides."""
         s, context, matcher = self.check(len(ids), settings)
         begun = list(ids[len(ids) - written:])
         if matcher is not None:
@@ -219,15 +215,16 @@ class LanguageModel:
                              behind=unfinished(self.model.tokenizer, begun))
         vm.set_sink("LOGPROBS", text.take_logprobs)
         index = None if known is NOTHING else self.prefixes
+        key = self.key_of(None, owner)
         if known is None and index is not None:
-            known = index.find(self.state_key, ids)
+            known = index.find(key, ids)
         if known is not None and known is not NOTHING:
             begin_behind(vm, known)
             text.reused_tokens = known.rows
         if index is not None or keep is not None:
             def kept(tokens: Sequence[int], found: Checkpoint) -> None:
                 if index is not None:
-                    index.add(self.state_key, tokens, found)
+                    index.add(key, tokens, found)
                 if keep is not None:
                     keep(tokens, found)
             text.keeper = Keeper(vm, ids, self.recurrent, kept)

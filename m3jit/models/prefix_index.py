@@ -108,7 +108,7 @@ class PrefixIndex:
 
     memory: bytes that the versions may reach together; 0: nothing is kept.  least: shorter beginnings are not given
     out.  Everything is kept under a key, which names what else states depend on: weights, adapters, the type of keys and
-    values (`LanguageModel.state_key`).  UserError: a bound that is no number of bytes."""
+    values (`LanguageModel.key_of`).  UserError: a bound that is no number of bytes."""
 
     def __init__(self, memory: int = DEFAULT_MEMORY, least: int = LEAST):
         if isinstance(memory, bool) or not isinstance(memory, int) or memory < 0:

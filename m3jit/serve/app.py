@@ -165,7 +165,7 @@ class Service:
         requests.same_model(asked.text.model, self.names)
         ids = await run_in_threadpool(self._prepare, lambda: self.model.chat_tokens(asked.messages, tools=asked.tools),
                                       asked.text.settings)
-        jobs = self._jobs([ids], asked.text)
+        jobs = self._jobs([ids], asked.text, request.state.owner)
         reply = ChatReply(self.names[0], _seeds(jobs), len(ids), asked.names)
         return await self._answer(request, jobs, reply, asked.text.stream, asked.text.usage)
 
@@ -174,7 +174,7 @@ class Service:
         requests.same_model(asked.text.model, self.names)
         prompts = [await run_in_threadpool(self._prepare, lambda p=p: self.model.prompt_tokens(p), asked.text.settings)
                    for p in asked.prompts]
-        jobs = self._jobs(prompts, asked.text)
+        jobs = self._jobs(prompts, asked.text, request.state.owner)
         echoes = [(p if isinstance(p, str) else self.model.decode(p)) if asked.echo else "" for p in asked.prompts
                   for _ in range(asked.text.choices)]
         reply = CompletionReply(self.names[0], _seeds(jobs), sum(map(len, prompts)), echoes)
@@ -191,7 +191,7 @@ class Service:
         asked = editing.edit_request(requests.parse(await self._body(request)))
         if asked.model is not None:
             requests.same_model(asked.model, self.names)
-        given = self.kept.find(request.path_params["name"], kind)
+        given = self.kept.find(request.path_params["name"], kind, request.state.owner)
         if asked.choice >= len(given.texts):
             raise ApiError(400, f"choice: {asked.choice}, but the response has {len(given.texts)}; they count from 0",
                            "invalid_value", "choice")
@@ -213,17 +213,17 @@ class Service:
         self.model.check(len(ids), settings)
         return ids
 
-    def _jobs(self, prompts: Sequence[list[int]], asked: requests.TextRequest) -> list[Job]:
+    def _jobs(self, prompts: Sequence[list[int]], asked: requests.TextRequest, owner: str) -> list[Job]:
         """Every text has a seed of its own; a request without one gets one by chance, and is told it.  Texts of one
         prompt go on from one point."""
         first, n = asked.settings.seed if asked.settings.seed is not None else secrets.randbits(53), asked.choices
         seeds = [(first + i) % 2 ** 64 for i in range(n)]
         forks = [Fork() if n > 1 else None for _ in prompts]
         return [Job(ids, replace(asked.settings, seed=seed), ignore, random=(seed,), fork=fork,
-                    remember=self.kept.count > 0) for ids, fork in zip(prompts, forks) for seed in seeds]
+                    remember=self.kept.count > 0, owner=owner) for ids, fork in zip(prompts, forks) for seed in seeds]
 
     async def _answer(self, request: Request, jobs: Sequence[Job], reply: Reply, stream: bool, usage: bool) -> Response:
-        given = Given(reply.id, reply.kind, getattr(reply, "names", ()))
+        given = Given(reply.id, reply.kind, request.state.owner, getattr(reply, "names", ()))
         texts = Texts(self.engine, jobs, request.receive, lambda: self.kept.settle(given))
         given.texts = texts.tickets
         reply.cached = lambda: _cached(texts.tickets)
@@ -287,12 +287,15 @@ class Service:
         return b"".join(parts)
 
     def check_key(self, request: Request) -> None:
-        """ApiError 401 unless the request has one of the keys; /health needs none."""
+        """ApiError 401 unless the request has one of the keys; /health needs none.  What is kept of texts is theirs alone
+        who have the same key: `request.state.owner` says which it was."""
+        request.state.owner = ""
         if not self.limits.keys or request.url.path == "/health":
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and any(hmac.compare_digest(given.strip().encode(), key.encode())
-                                              for key in self.limits.keys):
+        same = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in self.limits.keys]
+        if scheme.lower() == "bearer" and any(same):
+            request.state.owner = str(same.index(True))
             return
         what = "is not one this server knows" if given else "is missing"
         raise ApiError(401, f"the API key {what}; send it as `Authorization: Bearer KEY`", "invalid_api_key", None,

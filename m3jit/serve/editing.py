@@ -90,11 +90,11 @@ class Edit:
         ids, same = [*self.prompt, *self.kept, *self.injected], len(self.prompt) + len(self.kept)
         found = [usable(c, same, len(ids)) for c in original.checkpoints]
         if model.prefixes is not None:
-            found.append(model.prefixes.find(model.state_key, ids))
+            found.append(model.prefixes.find(model.key_of(None, original.job.owner), ids))
         known = max((c for c in found if c is not None), key=lambda c: c.rows, default=None)
         base = Job(ids, self.settings, ignore, len(self.kept) + len(self.injected), self.random, known,
                    Fork() if alternatives > 1 else None, True,
-                   tuple(c for c in original.checkpoints if c.rows <= same))
+                   tuple(c for c in original.checkpoints if c.rows <= same), original.job.owner)
         return [replace(base, settings=replace(self.settings, seed=(self.settings.seed + i) % 2 ** 64))
                 for i in range(alternatives)]
 

@@ -64,7 +64,7 @@ class Job:
 
     written: so many of the last ids are the beginning of the text itself; random: the random stream at its beginning and
     behind each of these.  known: states behind the first of the ids, in place of the model's index.  remember: collect the text's states in `Ticket.checkpoints`, from the text's beginning,
-    behind those that are `remembered` already."""
+    behind those that are `remembered` already.  owner: states in the index serve texts of the same owner alone."""
     ids: Sequence[int]
     settings: Settings
     deliver: Deliver
@@ -74,6 +74,7 @@ class Job:
     fork: Fork | None = None
     remember: bool = False
     remembered: tuple[Checkpoint, ...] = ()
+    owner: str = ""
 
 
 class Ticket:
@@ -309,7 +310,7 @@ class Engine:
             settings = replace(settings, seed=ticket.random[-1], max_tokens=left)
         try:
             text = self.model.start([*job.ids, *ticket.tokens], settings, written=job.written + len(ticket.tokens),
-                                    known=known, keep=ticket.keep)
+                                    known=known, keep=ticket.keep, owner=job.owner)
         except BaseException as error:                 # of this text alone
             self._end(ticket, [], error)
             return

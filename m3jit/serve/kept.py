@@ -22,9 +22,11 @@ TOKEN_BYTES = 80                    # of a token and the random stream behind it
 
 @dataclass(eq=False)
 class Given:
-    """What a request got.  texts: its choices; names: functions its calls may name; kind: "chat" or "completion"."""
+    """What a request got.  texts: its choices; names: functions its calls may name; kind: "chat" or "completion"; owner: who may
+    edit it."""
     id: str
     kind: str
+    owner: str = ""
     names: tuple[str, ...] = ()
     texts: Sequence[Ticket] = ()
     counted: list = field(default_factory=list)        # versions in the ledger, once it has ended
@@ -99,10 +101,13 @@ class Kept:
                 self._release("a text needed its memory")
         return freed
 
-    def find(self, name: str, kind: str) -> Given:
-        """The response of an id.  ApiError 410: it was released, and by which bound; 404: there is none of that kind."""
+    def find(self, name: str, kind: str, owner: str = "") -> Given:
+        """The response of an id.  ApiError 410: it was released, and by which bound; 404: there is none of that kind, or
+        it is another's."""
         with self._lock:
             found, bound = self._all.get(name), self._released.get(name)
+        if found is not None and found.owner != owner:
+            found = None
         if found is not None and found.kind == kind:
             return found
         if bound is not None:

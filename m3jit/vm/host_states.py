@@ -42,10 +42,11 @@ class HostStates:
                 target.S[reg.index] = None
 
     def states(self, *kinds: type) -> dict[str, Any]:
-        """The states of these classes that S registers of the main context name, by the registers' numbers (S0, ...)."""
+        """The states of these classes (none given: all) that S registers of the main context name, by the registers'
+        numbers (S0, ...)."""
         with self._entered():                          # type: ignore[attr-defined]
             found = {f"S{n}": self.machine.state_of(self.main, n) for n, h in enumerate(self.main.S) if h is not None}
-        return {name: value for name, value in found.items() if isinstance(value, kinds)}
+        return {name: value for name, value in found.items() if not kinds or isinstance(value, kinds)}
 
     def _state_register(self, name: str | Reg) -> Reg:
         reg: Reg = self.register(name)                 # type: ignore[attr-defined]

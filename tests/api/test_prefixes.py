@@ -120,17 +120,17 @@ def test_states_are_kept_apart_by_what_they_depend_on(folder):
     """One index for models that differ in weights, type of keys, adapters: no state of one serves another."""
     index = PrefixIndex()
     adapter = make_tiny_adapters.build(folder, next(iter(make_tiny_adapters.ADAPTERS)))
-    keys = {model_of(folder, "llama3/Q8_0", index, kv_type="F16").state_key,
-            model_of(folder, "llama3/Q8_0", index, kv_type="Q8_0").state_key,
-            model_of(folder, "llama3/Q8_0", index, context=100).state_key,
-            model_of(folder, "mamba2/F32", index).state_key}
+    keys = {model_of(folder, "llama3/Q8_0", index, kv_type="F16").key_of(None),
+            model_of(folder, "llama3/Q8_0", index, kv_type="Q8_0").key_of(None),
+            model_of(folder, "llama3/Q8_0", index, context=100).key_of(None),
+            model_of(folder, "mamba2/F32", index).key_of(None)}
     models = Models()
     found = models.adapter(str(adapter))
     for scale in (1.0, 0.5):
         options = Options(adapters=(Adapter(found.source, found.reference, scale),))
         keys.add(model_of(folder, "llama3/Q8_0", index).key_of(options))
     assert len(keys) == 6
-    same = model_of(folder, "llama3/Q8_0", index, temperature=0.3, max_tokens=9, chunk=16).state_key
+    same = model_of(folder, "llama3/Q8_0", index, temperature=0.3, max_tokens=9, chunk=16).key_of(None)
     assert same in keys and len(keys) == 6
 
 

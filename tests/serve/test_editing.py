@@ -328,6 +328,22 @@ def test_many_at_once_share_an_index(server, plain):
     assert found == [ask(plain, prompt=p, seed=s, max_tokens=9)["choices"] for p, s in jobs]
 
 
+def test_keys_keep_clients_apart(model):
+    """Neither states nor responses of one key serve another."""
+    with running(load_model("default", threads=1, prefix_memory=8 << 20), keys=("first", "second")) as server:
+        body = {"model": "default", "prompt": PROMPT, "max_tokens": 5, **SAMPLED}
+
+        def cached(key: str) -> tuple[int, str]:
+            status, found = server.post(PLAIN, body, Authorization=f"Bearer {key}")
+            assert status == 200
+            return found["usage"]["prompt_tokens_details"]["cached_tokens"], found["id"]
+        nothing, name = cached("first")
+        assert nothing == 0 and cached("second")[0] == 0 and cached("first")[0] > 0 and cached("second")[0] > 0
+        for key, status in (("second", 404), ("first", 200)):
+            found = server.post(f"{PLAIN}/{name}/edit", {"position": {"token": 1}}, Authorization=f"Bearer {key}")
+            assert found[0] == status
+
+
 # -- slow clients -----------------------------------------------------------------------------------------------------
 
 def test_a_body_that_does_not_come(model):
