@@ -27,7 +27,7 @@ from m3jit.vm.recording import Event, Output, Raised
 
 MAGIC, FORMAT = b"M3JITLOG", 1
 HEAD, EVENTS, END = 1, 2, 3
-KINDS = ("", "clock", "time", "sense", "interrupt", "output", "failed", "block", "wake", "digest")
+KINDS = ("", "clock", "time", "sense", "interrupt", "output", "failed", "block", "wake", "digest", "wfi", "lock")
 CHUNK = 1 << 15                    # bytes of events that are written at once
 PERIOD = 0.05                      # seconds an event waits for others
 _RECORD = struct.Struct("<BBHII")
@@ -135,7 +135,7 @@ def _fits(what: str, value: Any) -> bool:
     """Is the value one that an event of this kind has?"""
     if isinstance(value, Raised):
         return what not in ("output", "block", "wake", "digest", "interrupt")
-    if what in ("clock", "time"):
+    if what in ("clock", "time", "wfi", "lock"):
         return type(value) is int and -2 ** 63 <= value < 2 ** 63
     if what in ("sense", "wake"):
         return type(value) is tuple and len(value) == 2 and type(value[1]) is int and (what == "sense" or type(value[0]) is int)

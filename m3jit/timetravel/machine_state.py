@@ -51,6 +51,7 @@ class MachineState:
         self._machine = (dict(m._model_handles), dict(m._extension_handles), dict(m._windows))
         self._vm = (vm._retired_before, vm._first_trap, vm.error, tuple(vm.events), len(vm.windows), vm.joined_launches)
         self._waits = vm.recorder.waits
+        self._locks = (vm.locks.locks, vm.locks.granted)     # never changed, only replaced
 
     @staticmethod
     def _context(ctx: Context) -> dict[str, Any]:
@@ -93,6 +94,7 @@ class MachineState:
         vm.events = deque(events, vm.events.maxlen)
         del vm.windows[windows:]
         vm.recorder.waits = self._waits
+        vm.locks.locks, vm.locks.granted = self._locks
 
     @staticmethod
     def _put_back(vm: Any, ctx: Context, kept: dict[str, Any], named: Any) -> None:

@@ -28,7 +28,7 @@ class Checker:
         before, retired, index, leave = ctx.capture(), ctx.retired, ctx.index, ctx.leave
         new = self._enter(ctx, pc)
         count = ctx.retired - retired
-        if new is None or count == 0:
+        if new is None or count <= 0:                  # -1: an IF_INTERRUPT in front looks again
             return new
         compiled, after, budget = outcome(ctx), ctx.capture(), ctx.budget
         ctx.restore(before)

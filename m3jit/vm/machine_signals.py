@@ -98,6 +98,7 @@ class SignalsView:
         snap = self._newest_snapshot(target)
         if snap is None:
             return REFUSED
+        self.vm.snapshots.reclaimer.give(target.replaced())
         self.stores += [*target.restoring(snap.root), attribute(target, "newest_snapshot", snap.id)]
         if target.status == WAITING:                   # what it waited for was asked for with other registers
             self.stores += [*self.vm.locks.withdrawing(target), *self.vm.scheduler.resuming(target)]

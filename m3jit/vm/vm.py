@@ -432,7 +432,7 @@ class VM(HostStreams, HostStates):
             main, found = self.main, self.snapshots.resolve(snapshot)
             more = [attribute(main, "newest_snapshot", found.id)]
             if resume:
-                more.append(attribute(main, "index", found.resume))
+                more += [attribute(main, "index", found.resume), *self.locks.withdrawing(main)]
                 if main.status == WAITING:             # for what the instruction there wanted
                     more += [attribute(main, "status", READY), attribute(main, "waiting_for", None)]
                 elif main.status in (DONE, TRAPPED) and not self._closed:

@@ -14,6 +14,7 @@ from m3jit.frontend import assemble
 from m3jit.models import hosted
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
+from m3jit.vm.checked import Checker
 from m3jit.vm.native import CompiledRegion
 from m3jit.vm.vm import VM
 from tests.vm.programs import machine
@@ -279,6 +280,15 @@ def test_a_program_that_handles_an_interrupt_goes_on_with_the_same_tokens(models
         assert all(a.tobytes() == b.tobytes() if hasattr(a, "tobytes") else a == b
                    for n, a in vm.registers.items() if n[0] != "S" and n != str(vm.register("rHeard"))
                    for b in [other.registers[n]])
+
+
+def test_checked_mode_takes_interrupts(models, monkeypatch):
+    vm, tokens = model_machine("hosted", models, backend="cpu")
+    checker = Checker(vm)
+    with monkeypatch.context() as patch:
+        At(patch, vm, 2)
+        vm.run()
+    assert (vm.get("rPos"), tokens, checker.entries > 0) == (CHUNK, [], True)
 
 
 def test_a_recorded_interruption_of_a_prompt_is_replayed_anywhere(models, monkeypatch):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from m3jit.errors import Deadlock, Trap
+from m3jit.timetravel.machine_state import MachineState
 from m3jit.vm.vm import VM
 from tests.vm.programs import machine, outputs, run
 
@@ -346,6 +347,28 @@ def test_a_context_that_is_rolled_back_while_it_waits_leaves_the_queue():
 def test_everybody_waiting_for_locks_is_a_deadlock_of_the_machine():
     with pytest.raises(Deadlock, match="context 1 waits for lock 1, held by context 2; context 2 waits for an item"):
         run('FORK rC, child, RED\nLOCK NUMBER=1\nHALT\nchild: LOCK NUMBER=1\nSENSE r1, RING NAME="nothing"\nHALT')
+
+
+def test_going_back_in_time_takes_locks_along():
+    vm = machine("LOCK NUMBER=1\nLOCK NUMBER=1\nUNLOCK NUMBER=1\nUNLOCK NUMBER=1\nHALT")
+    vm.step(2)
+    state = MachineState(vm)
+    vm.step(2)
+    assert vm.locks.locks == {}
+    state.restore(vm)
+    assert vm.locks.locks[1].holder is vm.main and vm.locks.locks[1].count == 2
+
+
+def test_the_host_takes_a_context_out_of_a_queue():
+    """`abort` with `resume` of a context that waits for a lock: it is not given the lock afterwards."""
+    vm = machine("FORK rC, child, RED\nLOADI r1, 1\nYIELD\nLOCK NUMBER=1\nHALT\n"
+                 "child: LOCK NUMBER=1\nPRIORITY_SET GREEN\nloop: YIELD\nJUMP loop")
+    vm.step(1)
+    snapshot = vm.fork()
+    while not vm.locks.locks or not vm.locks.locks[1].waiting:
+        assert vm.step(1)
+    vm.abort(snapshot, resume=True)
+    assert vm.locks.locks[1].waiting == () and vm.locks.locks[1].holder is not vm.main
 
 
 # -- WFI ------------------------------------------------------------------------------------------------------------
