@@ -12,6 +12,7 @@ rewrites the past (some leave out earlier thoughts) is met by going back to wher
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Iterator
@@ -242,6 +243,25 @@ class Conversation:
         self.messages.clear()
         del self._points[1:]
         self._go_back(self._points[0])
+
+    # On disk.
+
+    def save(self, store: Any, name: str = "conversation") -> Any:
+        """Save the conversation, as `Session.save`; the committed version."""
+        talk = {"system": self._system, "messages": self.messages, "spoken": self._spoken, "finish": self.finish_reason}
+        return self.session.save(store, name, ["conversation", json.dumps(talk)])
+
+    def load(self, store: Any, name: str = "conversation", number: int | None = None) -> None:
+        """Go on from a saved conversation, as `Session.load`.  Messages before it can be taken back, and are then
+        computed again from where the texts part."""
+        notes = self.session.load(store, name, number)
+        if not (isinstance(notes, list) and notes[:1] == ["conversation"]):
+            self.reset()
+            raise UserError(f"{name}: is a saved session, not a conversation; m3jit.Session reads it")
+        talk = json.loads(notes[1])
+        self._system, self.messages, self._spoken = talk["system"], talk["messages"], talk["spoken"]
+        self.finish_reason = talk["finish"]
+        del self._points[1:]
 
     def close(self) -> None:
         """End the machine."""

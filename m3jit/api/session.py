@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass
 from typing import Any, Iterator, Sequence
 
 import numpy as np
 
-from m3jit.api.checkpoints import NOTHING, Checkpoint, EveryTokens, Policy, thinned
+from m3jit.api.checkpoints import Checkpoint, EveryTokens, Policy, thinned
 from m3jit.api.generated import FinishReason, GeneratedText, Piece
 from m3jit.api.generation import LARGEST, LanguageModel, Prompt, Settings, load_model
 from m3jit.api.places import TokenText
+from m3jit.api.prefixes import unfinished
+from m3jit.api.saved import SavedSession
+from m3jit.api.session_machine import SessionMachine
+from m3jit.api.session_state import SessionState
 from m3jit.api.spelling import spelled
 from m3jit.api.stop_strings import check_stops
-from m3jit.api.session_machine import SessionMachine
 from m3jit.errors import OperandError, UserError, brief
 from m3jit.models.grammar import Matcher
 from m3jit.models.program import Options
@@ -40,24 +42,7 @@ class ContextFull(UserError):
     """A session or conversation has more tokens than the model's context."""
 
 
-@dataclass(frozen=True)
-class SessionState:
-    """All of a session at one moment, to go back to with `Session.restore`; nothing in it is a copy of states.
-
-    start: the first token of the text, behind the last prompt.  rest: text that is part of it, but of no token yet.
-    valid: so many tokens are those that `latest` was computed with.  random: the random stream behind each token."""
-    tokens: tuple[int, ...] = ()
-    start: int = 0
-    rest: str = ""
-    finish_reason: FinishReason | None = None
-    random: tuple[int, ...] = ()
-    latest: Checkpoint = NOTHING
-    valid: int = 0
-    points: tuple[Checkpoint, ...] = ()
-    prompts: tuple[Checkpoint, ...] = ()
-
-
-class Session:
+class Session(SavedSession):
     """A text with a model: made from a model's name or file, or a `LanguageModel`.
 
     prompt: as `append` takes it (None: nothing yet).  checkpoints: a policy of `m3jit.api.checkpoints`; None: none for
@@ -77,7 +62,7 @@ class Session:
             raise UserError(f"no setting {unknown[0]!r}; there are {', '.join(Settings.__dataclass_fields__)}")
         self.settings, self.context, self._matcher = self.model.check(0, Settings(**{"max_tokens": None, **settings}))
         self.checkpoints = checkpoints
-        self._backend, self._threads = backend, threads
+        self._backend, self._threads, self._options = backend, threads, options
         self._program = self.model.program(options, conversation=True, repeat_penalty=self.settings.repeat_penalty)
         self._key = self.model.key_of(options)         # of its states in the model's prefix index
         self._history: list[SessionState] = []
@@ -242,7 +227,7 @@ class Session:
         self._latest, self._valid, self._last_point, self._finish = point, point.rows, point.rows, None
         wanted = -1 if self.settings.logprobs is None else int(self.settings.logprobs)
         self._generated = GeneratedText(self.machine, self.model.model, self._tokens, check_stops(self.settings.stop),
-                                        wanted, behind=self._unfinished())
+                                        wanted, behind=unfinished(self.model.model.tokenizer, text))
         return self._generated
 
     def _step(self, made: GeneratedText) -> None:
@@ -459,27 +444,14 @@ class Session:
         return point if found is None or found.rows <= point.rows else found
 
     def _usable(self, total: int) -> Checkpoint:
-        """The states that hold most of the tokens, where there are `total` to compute: all of them only where what
-        follows is known too."""
-        state = self._state()
-        rows = min(state.valid, state.latest.rows)
-        found = [*state.points, *state.prompts, state.latest.cut(rows), state.latest.cut(min(rows, total - 1))]
-        fits = [p for p in found if p is not None and (p.rows < total or p.rows == total and p.logits is not None)]
-        return max(fits, key=lambda p: p.rows, default=NOTHING)
+        """`SessionState.usable` of the state as it is."""
+        return self._state().usable(total)
 
     def _text_of(self) -> TokenText:
         return TokenText(self.model.model.tokenizer, self._tokens[self._first:])
 
     def _piece(self, token: int) -> str:
         return self.model.model.tokenizer.decode_bytes(token).decode("utf-8", "replace")
-
-    def _unfinished(self) -> list[int]:
-        """The last tokens of the text, from where its last character is not finished."""
-        data, tokens = b"", []
-        for token in reversed(self._tokens[max(self._first, len(self._tokens) - 4):]):
-            tokens.insert(0, token)
-            data = self.model.model.tokenizer.decode_bytes(token) + data
-        return tokens if data.decode("utf-8", "ignore").encode() != data else []
 
     def _after(self, tokens: Sequence[int]) -> Matcher:
         """The grammar behind these tokens of a text."""

@@ -6,6 +6,7 @@ from typing import Any, Iterator, Mapping, Sequence
 import numpy as np
 
 from m3jit.api.checkpoints import Checkpoint
+from m3jit.api.prefixes import begin_behind
 from m3jit.models import grammar as grammars
 from m3jit.vm.sources import END, Source
 from m3jit.vm.vm import VM
@@ -57,15 +58,9 @@ class SessionMachine:
         """Stand where `tokens` end, the first of them as `point` has them; the others are computed by the first `step`.
 
         random: the state of the random stream.  guided: the grammar before the last token of the text, and that token."""
-        vm = self.vm
-        vm.abort(self._beginning, resume=True)
-        vm.main.interrupt = False
+        vm, values = self.vm, dict(registers)
+        self.place(point)
         vm.main.rng = random
-        for name, state in point.states.items():
-            vm.set_state(name, state)
-        values = {**registers, "rStart": point.rows}
-        if point.rows == len(tokens):
-            values["rLogits"] = point.logits
         if guided is not None:
             vm.machine.set_extension_state(vm.main, _GRAMMAR, guided[0])
             values["rToken"] = guided[1]
@@ -73,6 +68,12 @@ class SessionMachine:
             vm.set(name, value)
         self._entered = point.rows
         self._prompts.push(np.array(tokens, np.int64))
+
+    def place(self, point: Checkpoint) -> None:
+        """Stand at the program's beginning with these states."""
+        self.vm.abort(self._beginning, resume=True)
+        self.vm.main.interrupt = False
+        begin_behind(self.vm, point)
 
     def step(self) -> bytes:
         """The next token as the program writes it; a negative number at the end of a text.  Raises what the run raises."""

@@ -24,11 +24,13 @@ from m3jit.errors import UserError
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End an answer before this text. Repeated: any.")
 @click.option("--context", type=click.IntRange(2), metavar="N", help="Tokens the conversation may have [the model's].")
 @click.option("--chat-template", metavar="FILE", help="A jinja2 template in place of the model's.")
+@click.option("--session", "folder", metavar="FOLDER",
+              help="Keep the conversation in this folder, and go on with the one that is there.")
 @click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
 @click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory [three quarters of what is free].")
 def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | None, stops: tuple[str, ...],
-         context: int | None, chat_template: str | None, threads: int | None, backend: str, memory_limit: int | None) -> int:
+         context: int | None, chat_template: str | None, folder: str | None, threads: int | None, backend: str, memory_limit: int | None) -> int:
     """Talk with MODEL (a file, a folder or a model's name); an answer goes on from the state of the conversation."""
     from m3jit.api.conversation import Conversation
     from m3jit.cli.machine import limit_memory, show_progress
@@ -47,17 +49,26 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
                         repeat_penalty=options.repeat_penalty)
     show_progress(talk.machine, Progress())
     terminal = sys.stdin.isatty()
-    dialogue = Dialogue(talk, terminal)
+    store = None
+    if folder is not None:
+        from m3jit.durable import Store
+        store = Store.open(folder)
+    dialogue = Dialogue(talk, terminal, store=store)
     if terminal:
         pauses = "Esc or Ctrl-C pauses an answer and lets you correct it" if dialogue.single else \
             "Ctrl-C stops an answer, /edit OLD => NEW corrects it (keys cannot be read one by one here)"
         note(f"{talk.model.name}: a context of {talk.context} tokens. /help lists commands, {pauses}, Ctrl-D ends.")
     try:
+        dialogue.begin()
+        if system is not None and talk.system != system:
+            talk.system = system
         for line in typed_lines() if terminal else piped_lines():
             if not dialogue.take(line):
                 break
     finally:
         dialogue.close()
+        if store is not None:
+            store.close()
     return 0
 
 

@@ -23,7 +23,8 @@ HELP = """/edit OLD => NEW     put NEW where OLD begins in the last answer, and 
 /undo                take the last message and its answer back
 /reset               forget all messages
 /system TEXT         another system message, for the messages so far too; without TEXT: none
-/save FILE           write the messages as JSON
+/save FILE           write the messages as JSON; without FILE: save the session now (it is saved after each answer too)
+/save-session FOLDER save the session in a folder; m3jit chat --session FOLDER goes on with it
 /context             how much of the context is taken
 /exit                end (as Ctrl-D does)
 //...                a message that begins with /"""
@@ -36,32 +37,52 @@ class Dialogue:
     """Takes lines, writes answers to standard output and everything else to standard error.
 
     terminal: somebody is there to read messages about a failed turn and to go on; otherwise it is raised.  single:
-    whether keys can be read one by one (None: found out)."""
+    whether keys can be read one by one (None: found out).  store: where the conversation is saved after each line that
+    changed it."""
 
-    def __init__(self, talk: Any, terminal: bool, single: bool | None = None):
+    def __init__(self, talk: Any, terminal: bool, single: bool | None = None, store: Any = None):
         self.talk, self.terminal = talk, terminal
         self.single = terminal and (keys.available() if single is None else single)
         self.forks: dict[str, Any] = {}                # conversations that wait, by name
-        self.name = MAIN
+        self.name, self.store, self._saved = MAIN, store, None
         self.commands: dict[str, Callable[[str], bool | None]] = {
             "help": lambda _: note(HELP), "exit": lambda _: False, "quit": lambda _: False, "reset": self._reset,
             "undo": self._undo, "system": self._system, "save": self._save, "context": self._context,
             "edit": self._edit, "correct": self._correct, "continue": self._continue, "fork": self._fork,
-            "switch": self._switch, "undo-correction": self._undo_correction}
+            "switch": self._switch, "undo-correction": self._undo_correction, "save-session": self._save_session}
 
     def take(self, line: str) -> bool:
         """Answer a message or obey a command; False ends the conversation.  UserError, without a terminal."""
         try:
+            go_on = True
             if line.startswith("/") and not line.startswith("//"):
-                return self._obey(line)
-            text = line[1:] if line.startswith("//") else line
-            if text.strip():
-                self._answer(self.talk.say(text))
+                go_on = self._obey(line)
+            elif line.strip():
+                self._answer(self.talk.say(line[1:] if line.startswith("//") else line))
+            self._keep()
+            return go_on
         except (UserError, OSError) as error:
             if not self.terminal:
                 raise
             note(f"error: {error}")
         return True
+
+    def begin(self) -> None:
+        """Go on from what the store has."""
+        if self.store is not None and MAIN in self.store.names():
+            self.talk.load(self.store, MAIN)
+            self._saved = self._state()
+            note(f"[{len(self.talk.messages)} messages, {self.talk.used} tokens; "
+                 f"{self.talk.session.waiting} to compute before the last answer could go on]")
+
+    def _keep(self) -> None:
+        """Save the conversation if there is a store and something has changed."""
+        if self.store is not None and self._state() != self._saved:
+            self.talk.save(self.store, self.name)
+            self._saved = self._state()
+
+    def _state(self) -> Any:
+        return self.name, self.talk.transcript(), self.talk.session.tokens
 
     def close(self) -> None:
         """End all conversations."""
@@ -250,10 +271,16 @@ class Dialogue:
         if name == self.name or name in self.forks:
             raise UserError(f"/fork: there is a conversation {brief(name)!r} already; /switch {brief(name)} goes on with it")
         self.forks[name] = self.talk.fork()
+        if self.store is not None:
+            self.talk.save(self.store, name)
 
     def _switch(self, name: str) -> None:
         if name == self.name:
             return
+        if name not in self.forks and self.store is not None and name in self.store.names():
+            saved = self.talk.fork()
+            saved.load(self.store, name)
+            self.forks[name] = saved
         if name not in self.forks:
             there = ", ".join([self.name, *self.forks])
             raise UserError(f"/switch: no conversation {brief(name)!r}; there {'is' if not self.forks else 'are'} {there}")
@@ -271,9 +298,18 @@ class Dialogue:
         self.talk.system = text or None
 
     def _save(self, name: str) -> None:
+        if not name and self.store is not None:
+            self.talk.save(self.store, self.name)
+            self._saved = self._state()
+            return
         if not name:
-            raise UserError("/save: give it the name of a file")
+            raise UserError("/save: give it the name of a file, or begin with m3jit chat --session FOLDER")
         write_file(name, (json.dumps(self.talk.transcript(), ensure_ascii=False, indent=1) + "\n").encode())
+
+    def _save_session(self, folder: str) -> None:
+        if not folder:
+            raise UserError("/save-session: give it the name of a folder")
+        self.talk.save(folder, MAIN)
 
     def _context(self, _: str) -> None:
         note(f"{self.talk.used} of {self.talk.context} tokens")

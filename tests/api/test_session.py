@@ -10,8 +10,10 @@ import pytest
 from m3jit.api.checkpoints import EverySentence, EveryToken, EveryTokens, thinned
 from m3jit.api.generation import load_model
 from m3jit.api.session import ContextFull, Session
+from m3jit.durable import Store
 from m3jit.errors import UserError
 from m3jit.models.grammar import Grammar
+from m3jit.models.program import Options
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
@@ -305,6 +307,66 @@ def test_prompts_that_follow(model):
     run(made, 2)
     assert made.evaluated - before == 3
     assert made.rollback(to_token=2) == len(same) and made.start == 2 and made.text == ""
+
+
+# On disk.
+
+@pytest.mark.parametrize("settings", [SAMPLED, {"grammar": Grammar("regex", "(very |quite ){9,12}good")}], ids=["sampled", "grammar"])
+def test_a_saved_session_goes_on_without_computing(model, tmp_path, settings):
+    made = session(model, **settings)
+    run(made, 12)
+    made.rollback(to_token=made.start + 6)
+    if "grammar" not in settings:
+        made.inject(" the garden")
+        run(made, 3)
+    made.save(tmp_path / "store", notes=["mine", 3])
+    other = Session(model, **{"temperature": 0} | settings)
+    assert other.load(tmp_path / "store") == ["mine", 3]
+    assert other.tokens == made.tokens and other.text == made.text and other.evaluated == 0
+    assert other.waiting == made.waiting == 1
+    run(other, 6)
+    run(made, 6)
+    assert other.tokens == made.tokens and other.evaluated <= 6
+
+
+def test_saved_checkpoints_of_recurrent_states(recurrent, tmp_path):
+    model, seed = recurrent
+    made = session(model, [5, 9, 3, 200, 17, 40, 6], checkpoints=EveryTokens(5), temperature=1.0, seed=seed)
+    run(made, 30)
+    made.save(tmp_path / "store", "a")
+    other = Session(model, temperature=1.0, seed=seed)
+    other.load(tmp_path / "store", "a")
+    for kept in (made.start, made.start + 12, len(made.tokens) - 1):
+        one, two = made.fork(), other.fork()
+        for each in (one, two):
+            each.rollback(to_token=kept)
+        assert two.waiting == one.waiting <= 5
+        run(one, 4)
+        run(two, 4)
+        assert one.tokens == two.tokens
+
+
+def test_what_cannot_be_loaded(model, recurrent, tmp_path):
+    made = session(model)
+    run(made, 4)
+    made.save(tmp_path / "store")
+    tokens = made.tokens
+    for target, words in ((Session(recurrent[0]), "another program"), (Session(model, context=3), "the context holds 3"),
+                          (Session(model, options=Options(kv_type="Q8_0")), "another program|another model")):
+        with pytest.raises(UserError, match=words):
+            target.load(tmp_path / "store")
+        assert target.tokens == ()
+    with pytest.raises(UserError, match="has no 'other'|no such"):
+        made.load(tmp_path / "store", "other")
+    with pytest.raises(UserError):
+        made.load(tmp_path / "nothing")
+    with Store.open(tmp_path / "store") as store:
+        store.commit(made.machine, "plain")
+        with pytest.raises(UserError, match="is no session; Store.restore reads"):
+            made.load(store, "plain")
+    assert made.tokens == tokens
+    run(made, 2)
+    assert made.tokens[:-2] == tokens
 
 
 # How a text ends.

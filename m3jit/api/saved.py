@@ -1,0 +1,117 @@
+"""Sessions on disk: saved whole into a store (m3jit.durable), so that reopening one computes nothing."""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator
+
+import numpy as np
+
+from m3jit.api.checkpoints import Checkpoint, thinned
+from m3jit.api.session_state import SessionState
+from m3jit.durable import Store, StoreError
+from m3jit.errors import brief
+
+if TYPE_CHECKING:
+    from m3jit.api.session import Session
+    from m3jit.durable.store import Version
+
+LAYOUT = 1                          # of what is noted beside a version
+POINTS = 8                          # checkpoints of recurrent states that are saved
+_FIELDS = 11
+
+
+class SavedSession:
+    """The part of `Session` that is about disks."""
+
+    def save(self: Any, store: Store | str | Path, name: str = "session", notes: Any = None) -> Version:
+        """Save all of the session, but for what `undo` would take back, as the next version of a name in a store (a
+        folder: it is opened for this); it is on the disk when this returns.  Loops over `generate` end.
+
+        notes: a tree of plain values, kept with it.  StoreError (m3jit.durable): it cannot be written."""
+        with self._exclusive(), _opened(store, True) as found:
+            self._settle()
+            return write(self, self._state(), found, name, notes)
+
+    def load(self: Any, store: Store | str | Path, name: str = "session", number: int | None = None) -> Any:
+        """Go on from a saved session (number: not from its newest version); its notes.  Nothing is computed.
+
+        StoreError: there is none, it is damaged, or it was saved with another model; nothing changes then."""
+        with self._exclusive(), _opened(store, False) as found:
+            self._settle()
+            state, notes = read(self, found, name, number)
+            self._room(len(state.tokens))
+            self._take(state)
+            self._history.clear()
+            return notes
+
+    @property
+    def state_key(self: Any) -> Any:
+        """What states depend on besides tokens: the model, its adapters, the options of its program."""
+        return self.model.key_of(self._options)
+
+    def place(self: Any, point: Checkpoint) -> None:
+        """Put these states into the machine, at its beginning; the next `generate` puts it where the tokens end."""
+        self._settle()
+        self._machine.place(point)
+
+
+@contextlib.contextmanager
+def _opened(store: Store | str | Path, write: bool) -> Iterator[Store]:
+    """A store; one that is given as a folder is open inside."""
+    if isinstance(store, Store):
+        yield store
+        return
+    found = Store.open(store, write=write)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def write(session: "Session", state: SessionState, store: Store, name: str, notes: Any) -> Any:
+    """Commit a session's state, with `notes` (a tree of plain values); the committed version.  StoreError."""
+    vm = session.machine
+    latest = state.latest.cut(min(state.valid, state.latest.rows)) or Checkpoint(0, {})
+    points = thinned(list(state.points), POINTS)
+    prompts = thinned(list(state.prompts), POINTS)
+    handles = []
+    for point in (*points, *prompts):
+        session.place(point)
+        handles.append(vm.fork())
+    session.place(latest)
+    noted = ["session", LAYOUT, _key(session), np.array(state.tokens, np.int64).tobytes(),
+             np.array(state.random, np.int64).tobytes(), state.start, state.rest, state.finish_reason,
+             [p.rows for p in (latest, *points, *prompts)], len(points), notes]
+    return store.commit(vm, name, noted, handles)
+
+
+def read(session: "Session", store: Store, name: str, number: int | None) -> tuple[SessionState, Any]:
+    """The state that was committed, in a session of the same model and options, and its notes.  StoreError."""
+    vm = session.machine
+    restored = store.restore(vm, name, number)
+    where = f"{store.path}: {brief(repr(name))}"
+    noted = restored.notes
+    if not (isinstance(noted, list) and len(noted) == _FIELDS and noted[0] == "session"):
+        raise StoreError(f"{where}: is no session; Store.restore reads versions of other programs")
+    if noted[1] != LAYOUT:
+        raise StoreError(f"{where}: its layout is {noted[1]!r}, this version of m3jit reads {LAYOUT}")
+    _, _, key, tokens, random, start, rest, finish, rows, count, notes = noted
+    if key != _key(session):
+        raise StoreError(f"{where}: was saved with another model, or with other options of its program (adapters, how "
+                         f"keys and values are stored), than {session.model.model.path} has here; open it with those")
+    latest = Checkpoint(rows[0], vm.states(object), vm.get("rLogits"))
+    found = []
+    for handle, held in zip(restored.snapshots, rows[1:]):
+        vm.abort(handle)
+        found.append(Checkpoint(held, vm.states(object), vm.get("rLogits")))
+    ids = tuple(np.frombuffer(tokens, np.int64).tolist())
+    state = SessionState(ids, start, rest, finish, tuple(np.frombuffer(random, np.int64).tolist()), latest, rows[0],
+                         tuple(found[:count]), tuple(found[count:]))
+    return state, notes
+
+
+def _key(session: "Session") -> str:
+    """What states depend on besides tokens, as a digest."""
+    return hashlib.sha256(repr(session.state_key).encode()).hexdigest()[:32]
