@@ -165,6 +165,23 @@ def test_a_text_that_is_stopped_leaves_whole_states(name, folder):
     assert found == result(plain, TEXT[:70], GREEDY)[0] and used == 70
 
 
+@pytest.mark.parametrize("name", ["llama3/Q8_0", "jamba/F32"])
+def test_a_prompt_that_is_stopped_leaves_its_chunks(name, folder):
+    """Cancelled after some chunks of the prompt: they need not be computed again."""
+    known, plain = model_of(folder, name, PrefixIndex(), chunk=8), model_of(folder, name, None)
+    text, batch = known.start(TEXT[:70], GREEDY), m3jit.Batch()
+    text.vm.set_sink("TOKENS", text.take_token)
+    member = batch.add(text.vm)
+    while (text.vm.get("rPos") or 0) < 40:
+        batch.step()
+    member.cancel()
+    batch.run()
+    text.finish(member.error)
+    assert text.finish_reason == "cancelled" and not text.tokens
+    found, used = result(known, TEXT[:70], GREEDY)
+    assert used in (40, 48) and found == result(plain, TEXT[:70], GREEDY)[0]
+
+
 @pytest.mark.parametrize("name", ["llama3/Q8_0", "mamba2/F32"])
 def test_sessions_begin_behind_known_tokens(name, folder):
     """What one session computed another one does not, of the same text or one that goes on; nor do texts of `generate`."""
