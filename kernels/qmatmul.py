@@ -13,7 +13,8 @@ Schedule: 16 lanes = 16 weight rows; 4 bytes of one token's activation are broad
 across lanes; codes are unpacked on the fly.  The 32-element formats take two tiles of rows at once, half the matrix
 apart (two far streams of memory are faster than one or two near ones), for 4, then 2, then 1 tokens: 2 x 4 sums, a
 token's bytes loaded once for both (Zen 5, one thread, K = 2048, GOP/s: 1 x 8 537-650, 2 x 4 705-760, 2 x 8 680-705,
-4 x 4 720-750).  K-quants, which do more work per vector of weights, take one tile at a time for 8, 4, 2, 1 tokens
+4 x 4 720-750).  Q8_0, which has nothing to unpack, begins with 8 (2 x 8 for 2 x 4: 8 tokens 577 for 409, 64 tokens 663
+for 629).  K-quants, which do more work per vector of weights, take one tile at a time for 8, 4, 2, 1 tokens
 (1 x 8 600-650 and 460, 2 x 4 575 and 390 for Q4_K and Q6_K).
 """
 from __future__ import annotations
@@ -28,7 +29,7 @@ from m3jit.kernels import layout, qmatmul_32, qmatmul_256
 from m3jit.kernels.quantize import RECORD_BYTES
 
 TOKEN_TILES = (4, 2, 1)                      # with two tiles of rows
-K_TOKEN_TILES = (8, 4, 2, 1)                 # with one
+MORE_TOKEN_TILES = (8, 4, 2, 1)              # K-quants, with one; Q8_0, with two
 _BLOCKS = qmatmul_32.BLOCKS | qmatmul_256.BLOCKS
 
 
@@ -95,12 +96,17 @@ def qmatmul(dtype_name: str, bias: bool = False, residual: bool = False) -> Kern
                 store(first + i, tile, value)
     if dtype.block == 256:
         with b.loop(b.group * 2, b.imin(b.group * 2 + 2, shape.tiles)) as tile:
-            token_tiles(b, shape.tokens, lambda first, count: tokens([tile], first, count), K_TOKEN_TILES)
+            token_tiles(b, shape.tokens, lambda first, count: tokens([tile], first, count), tiles_of(dtype))
     else:
         far = b.group + half                             # an odd last tile is done twice: the same bytes
         pair = [b.group, b.select(far < shape.tiles, far, b.group)]
-        token_tiles(b, shape.tokens, lambda first, count: tokens(pair, first, count))
+        token_tiles(b, shape.tokens, lambda first, count: tokens(pair, first, count), tiles_of(dtype))
     return b.finish()
+
+
+def tiles_of(dtype: DType) -> Sequence[int]:
+    """Numbers of tokens that are taken at a time."""
+    return MORE_TOKEN_TILES if dtype.block == 256 or dtype.name == "Q8_0" else TOKEN_TILES
 
 
 def token_tiles(b: Builder, count: Value, body: Callable[[Value, int], None],
@@ -142,5 +148,5 @@ def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
         for i, (g, u) in enumerate(zip(gs, us)):
             value = g * scalar_math.sigmoid(b, g) * u
             b.store_lanes("f32", y, shape.rows * (first + i) + row, b.canonical_nan(value), inside)
-    token_tiles(b, shape.tokens, tokens, TOKEN_TILES if dtype.block == 32 else K_TOKEN_TILES)
+    token_tiles(b, shape.tokens, tokens, tiles_of(dtype) if up_dtype is dtype or dtype.block == 256 else TOKEN_TILES)
     return b.finish()

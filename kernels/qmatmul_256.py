@@ -15,11 +15,11 @@ class _K4Block:
     """One tile's super-block of Q4_K or Q5_K: scales unpacked to scratch, so that the loop over sub-blocks can stay a
     loop."""
 
-    def __init__(self, b: Builder, number: int, w: Buffer, tokens: int, fifth: bool, ahead: int):
+    def __init__(self, b: Builder, number: int, w: Buffer, tokens: int, fifth: bool):
         self.fifths = w.at(256) if fifth else None
         self.quants = w.at(768 if fifth else 256)
-        self.d, self.dmin = b.load_lanes("f16", w, 0, ahead=ahead), b.load_lanes("f16", w, 16)
-        words = [b.load_lanes("i32", w.at(64), 16 * i, ahead=ahead) for i in range(3)]
+        self.d, self.dmin = b.load_lanes("f16", w, 0, ahead=AHEAD), b.load_lanes("f16", w, 16)
+        words = [b.load_lanes("i32", w.at(64), 16 * i, ahead=AHEAD) for i in range(3)]
         top = 0x03030303                                 # the two upper bits of scales and mins 4..7
         scales = [words[0] & 0x3F3F3F3F, (words[2] & NIBBLE) | ((b.lshr(words[0], 6) & top) << 4)]
         self.mins = [words[1] & 0x3F3F3F3F, (b.lshr(words[2], 4) & NIBBLE) | ((b.lshr(words[1], 6) & top) << 4)]
@@ -38,13 +38,13 @@ class _K4Block:
 
 
 def _k4(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer], fifth: bool) -> Pairs:
+    blocks = [_K4Block(b, i, w, len(x), fifth) for i, w in enumerate(ws)]
     few = len(ws) * len(x) <= FEW                        # both nibbles of a vector at once: each byte is read once
-    ahead = AHEAD if few else 0
-    blocks = [_K4Block(b, i, w, len(x), fifth, ahead) for i, w in enumerate(ws)]
     with b.loop(0, 4) as c:
         bit = b.cvt(c * 2, "i32") if fifth else None     # of the bytes of `fifths`: sub-block 2c, then 2c + 1
         for halves in ([(0, 1)] if few else [(0,), (1,)]):           # low nibbles: sub-block 2c, high: 2c + 1
             sums: dict[int, Sums] = {h: [[b.i32(0)] * len(x) for _ in ws] for h in halves}
+            ahead = AHEAD if 0 in halves else 0      # each line is asked for once
             for v in range(8):
                 raws = [b.load_lanes("i32", k.quants.at(c * 512), 16 * v, ahead=ahead) for k in blocks]
                 tops = [b.lshr(b.load_lanes("i32", k.fifths, 16 * v, ahead=ahead), bit) for k in blocks] \
@@ -77,9 +77,9 @@ def _first(g: Value) -> Value:
     return (g >> 1 << 3) + (g & 1)
 
 
-def _scales(b: Builder, w: Buffer, first: Value, part: int, ahead: int) -> Value:
-    """Signed scales of the sub-block `first + 2 part`, which stand behind d; a line of them is asked for once."""
-    return b.load_lanes("i8", w.at(32), (first + 2 * part) * 16, ahead=ahead if part % 2 else 0)
+def _scales(b: Builder, w: Buffer, first: Value, part: int) -> Value:
+    """Signed scales of the sub-block `first + 2 part`, which stand behind d."""
+    return b.load_lanes("i8", w.at(32), (first + 2 * part) * 16, ahead=AHEAD if part % 2 else 0)
 
 
 def _scaled(b: Builder, x: Sequence[Buffer], ds: Sequence[Value], isums: Sequence[Sequence]) -> Pairs:
@@ -90,8 +90,7 @@ def _scaled(b: Builder, x: Sequence[Buffer], ds: Sequence[Value], isums: Sequenc
 
 def _q6_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
     few = len(ws) * len(x) <= FEW // 2
-    ahead = AHEAD if few else 0
-    ds = [b.load_lanes("f16", w, 0, ahead=ahead) for w in ws]
+    ds = [b.load_lanes("f16", w, 0, ahead=AHEAD) for w in ws]
     isums = [[b.var("i32", 0) for _ in x] for _ in ws]
     with b.loop(0, 4) as g:
         first = _first(g)
@@ -100,21 +99,22 @@ def _q6_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
             start = {part: [b.load("i32", r, first + (BIAS32 + 2 * part)) for r in x] for part in parts}
             sums = {part: [list(s) for _ in ws] for part, s in start.items()}
             for v in range(4):
-                _q6_step(b, quants, x, sums, v, first, ahead)
+                _q6_step(b, quants, x, sums, v, first)
             for part in parts:
                 for w, isum, s in zip(ws, isums, sums[part]):
-                    add_scaled(isum, s, _scales(b, w, first, part, ahead))
+                    add_scaled(isum, s, _scales(b, w, first, part))
     return _scaled(b, x, ds, isums)
 
 
-def _q6_step(b: Builder, quants: Sequence[Buffer], x: Sequence[Buffer], sums: dict[int, Sums], v: int, first: Value,
-             ahead: int) -> None:
+def _q6_step(b: Builder, quants: Sequence[Buffer], x: Sequence[Buffer], sums: dict[int, Sums], v: int,
+             first: Value) -> None:
     """One vector (4 elements of 16 rows) of the sub-blocks `first + 2 part`: four low bits, two high bits together."""
     sides = sorted({part % 2 for part in sums})
     raws, highs = [], []
-    for q in quants:
-        raws.append({side: b.load_lanes("i32", q, 16 * (3 * v + side), ahead=ahead) for side in sides})
-        highs.append(b.load_lanes("i32", q, 16 * (3 * v + 2), ahead=ahead))
+    for q in quants:                                     # each line is asked for once
+        raws.append({side: b.load_lanes("i32", q, 16 * (3 * v + side), ahead=AHEAD if side in sums else 0)
+                     for side in sides})
+        highs.append(b.load_lanes("i32", q, 16 * (3 * v + 2), ahead=AHEAD if 0 in sums else 0))
     for part in sums:
         weights = []
         for raw, high in zip(raws, highs):
@@ -135,7 +135,7 @@ def _two_bits(b: Builder, quants: Sequence[Buffer], x: Sequence[Buffer], start: 
             values = start(part)
             sums[part] = [list(values) for _ in quants]
         for v in range(4):
-            raws = [b.load_lanes("i32", q, 16 * v, ahead=AHEAD if few else 0) for q in quants]
+            raws = [b.load_lanes("i32", q, 16 * v, ahead=AHEAD if 0 in parts else 0) for q in quants]
             for part in parts:
                 weights = [moved(b, r, -2 * part) & 0x03030303 for r in raws]
                 if third is not None:
@@ -146,12 +146,11 @@ def _two_bits(b: Builder, quants: Sequence[Buffer], x: Sequence[Buffer], start: 
 
 
 def _q3_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
-    ahead = AHEAD if len(ws) * len(x) <= FEW else 0      # Zen 5, one token: 25 GB/s for 14 without
-    ds = [b.load_lanes("f16", w, 0, ahead=ahead) for w in ws]
+    ds = [b.load_lanes("f16", w, 0, ahead=AHEAD) for w in ws]
     isums = [[b.var("i32", 0) for _ in x] for _ in ws]
     with b.loop(0, 4) as g:
         first, plane = _first(g), b.cvt(g >> 1 << 2, "i32")
-        tops = [[b.lshr(b.load_lanes("i32", w.at((g & 1) * 256 + 288), 16 * v, ahead=ahead), plane) for v in range(4)]
+        tops = [[b.lshr(b.load_lanes("i32", w.at((g & 1) * 256 + 288), 16 * v, ahead=AHEAD), plane) for v in range(4)]
                 for w in ws]
 
         def start(part: int) -> list[Value]:             # -4 sum q
@@ -162,14 +161,13 @@ def _q3_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
 
         def finish(part: int, sums: Sums) -> None:
             for w, isum, s in zip(ws, isums, sums):
-                add_scaled(isum, s, _scales(b, w, first, part, ahead))
+                add_scaled(isum, s, _scales(b, w, first, part))
         _two_bits(b, [w.at(g * 256 + 800) for w in ws], x, start, first, third, finish)
     return _scaled(b, x, ds, isums)
 
 
 def _q2_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
-    ahead = AHEAD if len(ws) * len(x) <= FEW else 0
-    ds = [b.load_lanes("f16", w, 0, ahead=ahead) for w in ws]
+    ds = [b.load_lanes("f16", w, 0, ahead=AHEAD) for w in ws]
     dmins = [b.load_lanes("f16", w, 16) for w in ws]
     isums, msums = ([[b.var("i32", 0) for _ in x] for _ in ws] for _ in range(2))
     with b.loop(0, 4) as g:
@@ -179,7 +177,7 @@ def _q2_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
             at = first + 2 * part
             biases = [b.load("i32", r, at + BIAS32) for r in x]                  # -32 sum q
             for w, isum, msum, s in zip(ws, isums, msums, sums):
-                both = b.load_lanes("u8", w.at(64), at * 16, ahead=0 if part % 2 else ahead)
+                both = b.load_lanes("u8", w.at(64), at * 16, ahead=0 if part % 2 else AHEAD)
                 add_scaled(isum, s, both & 15)
                 add_scaled(msum, biases, b.lshr(both, 4))
         _two_bits(b, [w.at(g * 256 + 320) for w in ws], x, lambda _part: [b.i32(0)] * len(x), first, None, finish)
@@ -191,8 +189,7 @@ def _q2_k(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
 # -- table codes, ternary codes ----------------------------------------------------------------------------------------
 
 def _iq4_xs(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
-    ahead = AHEAD if len(ws) * len(x) <= FEW else 0
-    ds = [b.load_lanes("f16", w, 0, ahead=ahead) for w in ws]
+    ds = [b.load_lanes("f16", w, 0, ahead=AHEAD) for w in ws]
     isums = [[b.var("i32", 0) for _ in x] for _ in ws]
     table = table_words(IQ4_VALUES, 128)
     with b.loop(0, 8) as j:
@@ -202,7 +199,7 @@ def _iq4_xs(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
             start.append((biases[0] + biases[1]) * 4)
         sums = [list(start) for _ in ws]
         for v in range(4):
-            raws = [b.load_lanes("i32", w.at(j * 256 + 160), 16 * v, ahead=ahead) for w in ws]
+            raws = [b.load_lanes("i32", w.at(j * 256 + 160), 16 * v, ahead=AHEAD) for w in ws]
             for h in range(2):
                 weights = [b.lookup((b.lshr(r, 4) if h else r) & NIBBLE, table) for r in raws]
                 dot(b, sums, weights, x, j * 8 + (4 * h + v))
@@ -219,7 +216,7 @@ def _tq2_0(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
         chains = [[[t.get() for t in isum] for isum in isums]]
         chains += [[[b.i32(0)] * len(x) for _ in ws] for _ in range(3 if few else 0)]
         for v in range(8):
-            raws = [b.load_lanes("i32", w.at(h * 512 + 32), 16 * v, ahead=AHEAD if few else 0) for w in ws]
+            raws = [b.load_lanes("i32", w.at(h * 512 + 32), 16 * v, ahead=AHEAD) for w in ws]
             for plane in range(4):
                 weights = [moved(b, r, -2 * plane) & 0x03030303 for r in raws]
                 dot(b, chains[plane if few else 0], weights, x, h * 32 + (8 * plane + v))

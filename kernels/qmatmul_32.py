@@ -8,7 +8,7 @@ from typing import Callable, Sequence
 
 from m3jit.ir.eager_blocks import E2M1_VALUES, IQ4_VALUES
 from m3jit.ir.loop import Buffer, Builder, Value
-from m3jit.kernels.qmatmul_parts import AHEAD_TOKENS, MANY, NIBBLE, Block, Pairs, Sums, dot, moved, table_words
+from m3jit.kernels.qmatmul_parts import AHEAD_TOKENS, NIBBLE, Block, Pairs, Sums, dot, moved, table_words
 from m3jit.kernels.quantize import BIAS8, BIAS128, D32, SUM32
 
 Unpack = Callable[[int, Value, int], Value]  # (tile, vector as loaded, its number) -> four codes of 16 rows
@@ -20,12 +20,16 @@ def _dots(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer], start: Sequence
     it (absent: as it is), and with `high` word count + v too."""
     sums = [list(start) for _ in ws]
     for v in range(count):
-        ahead = AHEAD_TOKENS if len(x) == MANY else 0
-        raws = [b.load_lanes("i32", w, 16 * v, ahead=ahead) for w in ws]
+        raws = [b.load_lanes("i32", w, 16 * v, ahead=_ahead(x)) for w in ws]
         dot(b, sums, [low(i, r, v) for i, r in enumerate(raws)] if low else raws, x, v)
         if high:
             dot(b, sums, [high(i, r, v) for i, r in enumerate(raws)], x, count + v)
     return sums
+
+
+def _ahead(x: Sequence[Buffer]) -> int:
+    """How far behind a load the bytes are asked for that will be read soon."""
+    return AHEAD_TOKENS.get(len(x), 0)
 
 
 def _nibbles(b: Builder) -> tuple[Unpack, Unpack]:
@@ -62,13 +66,13 @@ def _shifted(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer], sums: Sums) 
     dx, qsum = [b.load("f32", r, D32) for r in x], [b.load("f32", r, SUM32) for r in x]
     out: Pairs = []
     for w, s in zip(ws, sums):
-        dw, m = b.load_lanes("f16", w, 0), b.load_lanes("f16", w, 16)
+        dw, m = b.load_lanes("f16", w, 0, ahead=_ahead(x)), b.load_lanes("f16", w, 16)
         out.append([(d, b.fma(dw, b.cvt(t, "f32"), m * q)) for t, d, q in zip(s, dx, qsum)])
     return out
 
 
-def _half(b: Builder) -> Callable[[Buffer], Value]:
-    return lambda w: b.load_lanes("f16", w, 0)
+def _half(b: Builder, x: Sequence[Buffer]) -> Callable[[Buffer], Value]:
+    return lambda w: b.load_lanes("f16", w, 0, ahead=_ahead(x))
 
 
 def _power(b: Builder) -> Callable[[Buffer], Value]:
@@ -81,24 +85,24 @@ def _power(b: Builder) -> Callable[[Buffer], Value]:
 
 def _q8_0(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
     sums = _dots(b, [w.at(32) for w in ws], x, [b.load("i32", r, BIAS128) for r in x], 8)
-    return _scaled(b, ws, x, sums, _half(b))
+    return _scaled(b, ws, x, sums, _half(b, x))
 
 
 def _q4_0(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
     sums = _dots(b, [w.at(32) for w in ws], x, [b.load("i32", r, BIAS8) for r in x], 4, *_nibbles(b))
-    return _scaled(b, ws, x, sums, _half(b))
+    return _scaled(b, ws, x, sums, _half(b, x))
 
 
 def _q5_0(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
     unpack = _fifths(b, [b.load_lanes("i32", w.at(32), 0) for w in ws])
     sums = _dots(b, [w.at(96) for w in ws], x, [b.load("i32", r, BIAS8) * 2 for r in x], 4, *unpack)
-    return _scaled(b, ws, x, sums, _half(b))
+    return _scaled(b, ws, x, sums, _half(b, x))
 
 
 def _iq4_nl(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
     start = [b.load("i32", r, BIAS128) for r in x]
     sums = _dots(b, [w.at(32) for w in ws], x, start, 4, *_looked_up(b, IQ4_VALUES))
-    return _scaled(b, ws, x, sums, _half(b))
+    return _scaled(b, ws, x, sums, _half(b, x))
 
 
 def _mxfp4(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
