@@ -138,6 +138,12 @@ class PrefixIndex:
             version = node.version
         return version.cut(rows)
 
+    def known(self, key: Hashable, ids: Sequence[int]) -> int:
+        """How many of these tokens `find` would give now; nothing is counted."""
+        with self._lock:
+            rows = self._longest(key, np.asarray(ids, np.int64))[1]
+        return rows if rows >= self.least else 0
+
     def _longest(self, key: Hashable, ids: np.ndarray) -> tuple[_Node | None, int]:
         """(the node whose version serves, how many tokens of it)."""
         node, partial, at = self._walk(key, ids)
@@ -162,7 +168,7 @@ class PrefixIndex:
             child = node.children.get(int(ids[at]))
             if child is None:
                 break
-            same = _same(child.tokens, ids[at:])
+            same = common(child.tokens, ids[at:])
             at += same
             if same < len(child.tokens):
                 return node, child, at
@@ -242,7 +248,7 @@ class PrefixIndex:
                     "dropped": self.dropped, "versions": len(self._recent), "bytes": self._ledger.bytes}
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> int:
+def common(a: np.ndarray, b: np.ndarray) -> int:
     """How many elements two arrays have in common at their beginnings."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])

@@ -5,7 +5,8 @@ of them by a token or by a chunk of its prompt, and texts join and leave between
 depend on the others.
 
 Texts that begin with one prompt (the alternatives of a request) share a `Fork`: the first computes the prompt, the
-others wait for it in the queue and begin behind it.
+others wait for it in the queue and begin behind it.  Where there is a prefix index, a text also waits while another one
+computes a long beginning of its prompt, which the index then has.
 """
 from __future__ import annotations
 
@@ -15,15 +16,20 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Sequence
 
+import numpy as np
+
 from m3jit.api.checkpoints import NOTHING, Checkpoint, thinned
 from m3jit.api.generated import FinishReason, GeneratedText, Piece
 from m3jit.api.generation import PENALISED, LanguageModel, Settings
 from m3jit.errors import Trap
+from m3jit.models.prefix_index import common
+from m3jit.models.program import CHUNK
 from m3jit.serve.metrics import Metrics
 from m3jit.vm.batch import Batch, Member
 
 QUEUED, ACTIVE, ENDED = "queued", "active", "ended"
 EDITED: FinishReason = "edited"                        # why a text ended that an edit took the place of
+SHARED = 128                                           # tokens of two prompts for which one waits for the other
 REMEMBERED = 16                                        # states of one text, for edits
 INDEX_METRICS = (("searches", "Prompts looked up in the prefix index.", "counter"),
                  ("hits", "Prompts that began with known tokens.", "counter"),
@@ -93,6 +99,7 @@ class Ticket:
         self.tokens: list[int] = []
         self.random: list[int] = []
         self.checkpoints: list[Checkpoint] = list(job.remembered)
+        self.ids = np.array(job.ids, np.int64)
         self.reused, self.done, self.relieved = 0, threading.Event(), False
         self.finish_reason: FinishReason | None = None
         self.arrived, self.latest = time.monotonic(), 0.0
@@ -287,7 +294,7 @@ class Engine:
                 self._lock.wait()
             new = []
             while len(self._active) < self.limit:
-                ticket = next((t for t in self._waiting if t.job.fork is None or t.job.fork.open_to(t)), None)
+                ticket = next((t for t in self._waiting if self._ready(t)), None)
                 if ticket is None:
                     break
                 self._waiting.remove(ticket)
@@ -299,6 +306,17 @@ class Engine:
         for ticket in new:
             self._start(ticket)
         return True
+
+    def _ready(self, ticket: Ticket) -> bool:
+        """Whether a text need not wait for one that computes its prompt, or the beginning of it."""
+        job, index = ticket.job, self.model.prefixes
+        if job.fork is not None and (not job.fork.open_to(ticket) or job.fork.known is not None):
+            return job.fork.known is not None
+        if index is None or job.known is not None:
+            return True
+        shared = max((common(ticket.ids, other.ids) for other in self._active
+                      if not other.tokens and other.job.owner == job.owner), default=0)
+        return shared < SHARED or index.known(self.model.key_of(None, job.owner), job.ids) > shared - CHUNK
 
     def _start(self, ticket: Ticket, before: GeneratedText | None = None) -> None:
         """Give a text a machine.  before: what it was so far, when it begins again."""

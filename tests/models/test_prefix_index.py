@@ -78,6 +78,7 @@ def test_states_that_cannot_be_cut_serve_where_they_stand():
 def test_short_beginnings_are_not_worth_it():
     index = PrefixIndex(least=4)
     index.add(KEY, [1, 2, 3, 4, 5], Version(5))
+    assert index.known(KEY, [1, 2, 3, 9]) == 0 and index.known(KEY, [1, 2, 3, 4, 9]) == 4, "without counting"
     assert found(index, [1, 2, 3, 9]) == 0 and found(index, [1, 2, 3, 4, 9]) == 4
     assert index.stats | {"bytes": 0} == {"searches": 2, "hits": 1, "tokens": 9, "reused_tokens": 4, "dropped": 0,
                                           "versions": 1, "bytes": 0}

@@ -321,6 +321,32 @@ def test_a_chat_goes_on_from_its_last_turn(server):
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 1
 
 
+def test_a_prompt_that_is_being_computed_is_waited_for(model):
+    """A text that begins alike starts when the first one's prompt is known; another one, or another key's, at once."""
+    long = " ".join(f"{word}, and" for word in PROMPT.split()) * 4
+    with running(load_model("default", threads=1, prefix_memory=32 << 20), keys=("first", "second")) as server:
+        body = {"model": "default", "max_tokens": 4, **SAMPLED}
+
+        def post(prompt: str, key: str = "first") -> Any:
+            return server.post(PLAIN, {**body, "prompt": prompt}, Authorization=f"Bearer {key}")[1]
+        assert len(server.model.encode(long)) > 160
+        gate = Gate(server.engine)
+        with ThreadPoolExecutor(4) as pool:
+            first = pool.submit(post, long + " she")
+            assert wait_for(lambda: server.engine.active == 1)
+            second = pool.submit(post, long + " and he")
+            assert wait_for(lambda: server.engine.waiting == 1)
+            others = [pool.submit(post, "Of her mother"), pool.submit(post, long + " and it", "second")]
+            assert wait_for(lambda: server.engine.active == 3) and server.engine.waiting == 1
+            gate.release()
+            found = second.result()
+            assert first.result()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 150
+            assert [o.result()["usage"]["prompt_tokens_details"]["cached_tokens"] for o in others] == [0, 0]
+        alone = model.generate(long + " and he", max_tokens=4, top_k=0, top_p=1.0, min_p=0.0, **SAMPLED)
+        assert found["choices"][0]["text"] == alone.result()
+
+
 def test_many_at_once_share_an_index(server, plain):
     jobs = [(PROMPT[:50 + 5 * (i % 4)], i) for i in range(12)]
     with ThreadPoolExecutor(6) as pool:
