@@ -16,7 +16,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def extension(*, number: int, name: str | None = None, version: tuple[int, int] = (1, 0), outputs: int = 1,
-              state: bool = False, replace: bool = False) -> Callable[[F], F]:
+              state: bool = False, replace: bool = False, pack: Callable[[Any], Any] | None = None,
+              unpack: Callable[[Any], Any] | None = None) -> Callable[[F], F]:
     """Declare a function as extension opcode `number` (0..255) of this process; the assembler then knows `name`.
 
     Parameters without a default are source registers: NumPy arrays (read-only) or numbers.  A default of None makes
@@ -32,7 +33,9 @@ def extension(*, number: int, name: str | None = None, version: tuple[int, int] 
     returns (values, new state).  The state is a root value: FORK, ABORT and RESTORE carry it, so it must not be changed
     in place.  A program asks for the same major and at least its minor version; `OPTIONAL` in the assembly lets
     machines without the extension skip it.  The same arguments must always give the same bytes: replays and rollbacks
-    rely on it.  replace: take over a name or number already declared (notebooks).  UserError: a declaration that cannot
+    rely on it.  pack, unpack: what makes a tree of plain values (None, numbers, text, bytes, lists) of a state, and the
+    state again, for versions on a disk; states that are such values, tuples, dicts or arrays need none.  replace: take
+    over a name or number already declared (notebooks).  UserError: a declaration that cannot
     be encoded, or that is taken."""
     def declare(function: F) -> F:
         mnemonic = (name or getattr(function, "__name__", "")).upper()
@@ -48,7 +51,7 @@ def extension(*, number: int, name: str | None = None, version: tuple[int, int] 
             add_row(row, replace)
         except ValueError as e:
             raise UserError(f"extension {mnemonic}: {e}") from None
-        REGISTRY.add(Extension(mnemonic, number, version, _decoding(row, function), state))
+        REGISTRY.add(Extension(mnemonic, number, version, _decoding(row, function), state, pack, unpack))
         return function
     return declare
 

@@ -70,8 +70,8 @@ class Checkpoints:
         store = self._store(folder)
         found = next((v for v in reversed(store.versions.get(NAME, [])) if v.root.hash.hex() == which), None)
         if found is None:
-            raise StoreError(f"{folder}: the checkpoint that this run read is not here; a replay has those that the run "
-                             f"itself saved")
+            raise StoreError(f"{folder}: the checkpoint that this run read is not here; a replay has those that the "
+                             f"run itself saved")
         tree = store.read(found)
         if isinstance(tree, list) and tree[:1] == ["version"]:
             loaded = version.load(store, vm, found)

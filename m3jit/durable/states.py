@@ -14,6 +14,7 @@ import numpy as np
 
 from m3jit.durable.blocks import name_of, DATA, CHUNK
 from m3jit.durable.tree import HASH, Ref
+from m3jit.errors import M3Error
 from m3jit.isa.cells import SCAN, WINDOW, CellState, cell_of
 from m3jit.isa.kv import KVStream, Layer
 from m3jit.isa.kv_layout import DTYPES as KV_TYPES
@@ -187,7 +188,8 @@ def pack_extension(state: ExtensionState, packing: Any) -> Any:
     """[number, major version, the extension's own tree]: what its `pack` gives, else plain values and arrays."""
     extension = packing.extension_of(state)
     pack = getattr(extension, "pack", None)
-    tree = pack_plain(state.value, packing) if pack is None or state.value is None else ["packed", pack(state.value)]
+    tree = pack_plain(state.value, packing) if pack is None or state.value is None else \
+        ["packed", _asked(extension, "pack", state.value)]
     return [extension.number, extension.version[0], tree]
 
 
@@ -197,8 +199,18 @@ def unpack_extension(tree: Any, unpacking: Any) -> ExtensionState:
     if isinstance(content, list) and content[0] == "packed":
         unpack = getattr(extension, "unpack", None)
         expect(unpack is not None, f"extension {extension.name} of this machine has no `unpack`")
-        return ExtensionState(unpack(content[1]))
+        return ExtensionState(_asked(extension, "unpack", content[1]))
     return ExtensionState(unpack_plain(content, unpacking))
+
+
+def _asked(extension: Any, what: str, value: Any) -> Any:
+    """What the extension's own `pack` or `unpack` gives; what it raises is a ValueError that names it."""
+    try:
+        return getattr(extension, what)(value)
+    except M3Error:
+        raise
+    except Exception as e:
+        raise ValueError(f"`{what}` of extension {extension.name} failed: {type(e).__name__}: {e}") from e
 
 
 def pack_plain(value: Any, packing: Any) -> Any:

@@ -58,7 +58,8 @@ class VM(HostStreams, HostStates):
     came from outside and left (a `Recorder`: use it); replay: such a log, to run again without the outside.
     memory_limit: bytes of addressed memory a context may write; tensor_limit: bytes of the largest tensor (half of the
     machine's memory).  snapshot_window: snapshots that are kept though no register holds them; reclaim_backlog: replaced
-    states that may wait to be freed (m3jit.vm.reclaim).
+    states that may wait to be freed (m3jit.vm.reclaim).  checkpoints: what CHECKPOINT_SAVE, PERSIST and the WAL region
+    write to (`m3jit.durable.Checkpoints`).
     """
 
     def __init__(self, program: Any, backend: str = "auto", threads: int | None = None, max_steps: int | None = None, *,

@@ -138,7 +138,7 @@ def test_changed_versions_are_restored_or_refused_many(saved, seed, other):
 def test_a_change_that_makes_sense_is_restored_and_others_are_refused(saved):
     disk, tree, _ = saved
     i, (number, n) = next((i, item) for i, item in enumerate(tree[4][0]) if type(item[1]) is int)
-    for new, wrong in ((n + 1, ""), (None, "NoneType"), (["what"], "a value of kind"), ([n], "too many|not enough|a value")):
+    for new, wrong in ((n + 1, ""), (None, "NoneType"), (["what"], "a value of kind"), ([n], "too many|a value")):
         copy, vm = disk.after_crash(0), every_kind()
         with Store.open(FOLDER, files=copy) as store:
             store.put("vm", lambda writer: changed(tree, (4, 0, i, 1), new), [])
@@ -146,7 +146,7 @@ def test_a_change_that_makes_sense_is_restored_and_others_are_refused(saved):
                 store.restore(vm, "vm")
                 assert vm.main.R[number] == n + 1
             else:
-                with pytest.raises(StoreError, match="'vm' version 2: cannot be restored: .*; an earlier version may be"):
+                with pytest.raises(StoreError, match="'vm' version 2: cannot be restored: .*; an earlier version"):
                     store.restore(vm, "vm")
 
 

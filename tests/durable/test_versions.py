@@ -251,6 +251,12 @@ def test_an_extension_that_says_nothing_about_its_state(tmp_path):
     saved(tmp_path, vm)
     with pytest.raises(StoreError, match="extension COUNT of this machine has no `unpack`"):
         restored(tmp_path, counting(False))
+    with pytest.raises(StoreError, match="`unpack` of extension COUNT failed: ZeroDivisionError: division by zero"):
+        restored(tmp_path, counting(False, None, lambda tree: 1 / 0))
+    vm = counting(False, lambda held: 1 / 0)
+    vm.step(2)
+    with pytest.raises(StoreError, match="cannot be stored: .*`pack` of extension COUNT failed: ZeroDivisionError"):
+        saved(tmp_path, vm)
 
 
 def test_what_has_no_form_on_a_disk_is_named(tmp_path):
@@ -262,3 +268,22 @@ def test_what_has_no_form_on_a_disk_is_named(tmp_path):
     vm.set_state("S9", Strange())
     with pytest.raises(StoreError, match=r"'a': cannot be stored: state #\d+, which S9 names: a strange has no codec"):
         saved(tmp_path, vm)
+
+
+def test_the_decorator_takes_codecs(tmp_path):
+    from m3jit.api.extending import forget
+
+    @m3jit.extension(name="TALLY", number=78, state=True, pack=lambda held: [held.n], unpack=lambda tree: Opaque(*tree))
+    def tally(held):
+        held = Opaque(0) if held is None else held
+        return held.n, Opaque(held.n + 1)
+    try:
+        program = m3jit.assemble("TALLY rN\nTALLY rN\nTALLY rN\nHALT")
+        vm, other = (m3jit.VM(program, backend="interpreter") for _ in range(2))
+        vm.step(2)
+        saved(tmp_path, vm)
+        restored(tmp_path, other)
+        other.run()
+        assert other.get("rN") == 2
+    finally:
+        forget("TALLY")
