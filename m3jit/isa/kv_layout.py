@@ -19,7 +19,7 @@ import numpy as np
 from m3jit.isa.types import BF16, F16, F32, Q8_0, DType
 
 PAGE = 64
-FAN = 128                           # pages of a leaf of a page table (m3jit.isa.kv_pages)
+FAN = 16                            # pages of a leaf of a page table (m3jit.isa.kv_pages)
 BLOCK = 32                          # features that share a scale
 DTYPES = {"F16": F16, "BF16": BF16, "F32": F32, "Q8_0": Q8_0}
 _NAN = {"F16": np.uint16(0x7E00), "BF16": np.uint16(0x7FC0), "F32": np.uint32(0x7FC00000)}

@@ -5,7 +5,7 @@
 **Tables.**  The pages of a layer are listed by a tree of two levels that is never changed: a top table with the address
 of every leaf, a leaf with the addresses of up to FAN pages.  Page i is entry i % FAN of leaf i // FAN; that is how
 kernels reach it.  A version that adds or replaces a page copies one leaf and the top table and shares the rest: at a
-million positions, 2 KiB.
+million positions, 8 KiB.
 
 **Claims.**  Positions beyond the length of every live value are written in place, others never.  A `Claim` keeps
 positions 0 .. stop-1 of some pages: a value holds one for every page it has rows in.  A `Mark` knows the claims of its pages, weakly: the furthest live one says where they are free.  So a rolled back
@@ -61,13 +61,7 @@ class Mark:
         """Positions first .. stop-1 for writing; None when another value has taken some of them."""
         if self.position() != first:
             return None
-        claim = Claim(stop)
-        claims = self.claims
-        claims.append((stop, weakref.ref(claim)))
-        if len(claims) > self._tidy:
-            self.claims = [c for c in claims if c[1]() is not None]
-            self._tidy = max(_TIDY, 2 * len(self.claims))
-        return claim
+        return self._add(len(self.claims), stop)
 
     def hold(self, stop: int) -> Claim:
         """A claim of positions 0 .. stop-1 for a value that has them already."""
@@ -77,8 +71,14 @@ class Mark:
             found = self.claims[at][1]() if self.claims[at][0] == stop else None
             if found is not None:
                 return found
+        return self._add(at, stop)
+
+    def _add(self, at: int, stop: int) -> Claim:
         claim = Claim(stop)
         self.claims.insert(at, (stop, weakref.ref(claim)))
+        if len(self.claims) > self._tidy:
+            self.claims = [c for c in self.claims if c[1]() is not None]
+            self._tidy = max(_TIDY, 2 * len(self.claims))
         return claim
 
     def copy(self) -> Mark:
@@ -170,25 +170,24 @@ class PageTable:
     """The pages of a layer, in order; immutable.  address: of the top table."""
     __slots__ = ("leaves", "top", "address", "count")
 
-    def __init__(self, leaves: tuple[Leaf, ...] = (), count: int = 0):
-        self.leaves, self.count = leaves, count
-        self.top = array("q", [leaf.address for leaf in leaves])
-        self.address = self.top.buffer_info()[0]
+    def __init__(self, leaves: tuple[Leaf, ...], top: array, count: int):
+        self.leaves, self.top, self.count = leaves, top, count
+        self.address = top.buffer_info()[0]
 
     def spliced(self, keep: int, pages: Sequence[Page] = ()) -> PageTable:
         """The first `keep` pages, then others."""
         whole, rest = divmod(keep, FAN)
-        leaves, head, table = self.leaves[:whole], (), array("q")
+        leaves = []
         if rest:
-            leaf = self.leaves[whole]
-            head, table = leaf.pages[:rest], leaf.table[:rest]
-        at, room = 0, FAN - rest
-        while head or at < len(pages):
-            more = pages[at:at + room]
-            table.extend([page.address for page in more])
-            leaves = (*leaves, Leaf((*head, *more), table))
-            at, room, head, table = at + room, FAN, (), array("q")
-        return PageTable(leaves, keep + len(pages))
+            leaf, more = self.leaves[whole], pages[:FAN - rest]
+            leaves = [Leaf((*leaf.pages[:rest], *more), leaf.table[:rest] + array("q", [page.address for page in more]))]
+            pages = pages[FAN - rest:]
+        for at in range(0, len(pages), FAN):
+            more = pages[at:at + FAN]
+            leaves.append(Leaf(tuple(more), array("q", [page.address for page in more])))
+        top = self.top[:whole] + array("q", [leaf.address for leaf in leaves])
+        leaves = (*self.leaves[:whole], *leaves)
+        return PageTable(leaves, top, (len(leaves) - 1) * FAN + len(leaves[-1].pages) if leaves else 0)
 
     def __len__(self) -> int:
         return self.count
@@ -208,4 +207,4 @@ class PageTable:
         return np.array([page.address for page in self], np.int64)
 
 
-NO_PAGES = PageTable()
+NO_PAGES = PageTable((), array("q"), 0)

@@ -152,7 +152,7 @@ def _free(pieces: list[Any]) -> None:
         if piece.__class__ is PageTable and sys.getrefcount(piece) < OURS:      # nobody else has it
             leaves = list(piece.leaves)
             piece = None
-            while leaves:
+            while leaves and sys.getrefcount(leaves[-1]) < OURS:       # tables that share a leaf share those before it
                 del leaves[-1]
                 time.sleep(0)                          # others may have the interpreter
         piece = None

@@ -6,6 +6,7 @@ import pytest
 
 import m3jit
 from m3jit.errors import Trap
+from m3jit.isa.kv_layout import FAN
 
 ROWS = np.random.default_rng(1).standard_normal((5, 12)).astype(np.float32)
 BACKENDS = ("interpreter", "cpu")
@@ -65,3 +66,21 @@ def test_values_that_are_part_of_the_keys_are_compiled():
     assert sum(r.entries for r in b.regions.regions) == 1 and b.get("rY").shape == (5, 8)
     streams = [vm.machine.state_of(vm.main, 0) for vm in (a, b)]
     assert [s.page_bytes for s in streams] == [64 * 20 * 2, 64 * 12 * 2]
+
+
+def test_a_page_table_of_several_leaves():
+    """Rows that cross from one leaf of the table to the next, and a token behind them."""
+    text = """
+        ATTN rA, rX, rX, rX, sKV HEADS=1 CAUSAL
+        SLICE rLast, rX, START=0 LEN=1
+        ATTN rY, rLast, rLast, rLast, sKV HEADS=1 CAUSAL
+        HALT
+    """
+    found = []
+    for backend in BACKENDS:
+        vm = m3jit.VM(m3jit.assemble(text, "leaves.m3asm"), backend=backend, threads=1)
+        vm.set("rX", np.random.default_rng(2).standard_normal((64 * FAN + 70, 2)).astype(np.float32))
+        vm.run()
+        found.append((vm.get("rA").data.tobytes(), outcome(vm)))
+        assert len(vm.machine.state_of(vm.main, 0).pages(0).leaves) == 2
+    assert found[0] == found[1]
