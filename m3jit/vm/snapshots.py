@@ -28,7 +28,7 @@ class Snapshot:
         self.id, self.parent, self.root, self.resume, self.context, self.store = id, parent, root, resume, context, store
 
     def __del__(self) -> None:
-        root = self.root
+        root = getattr(self, "root", None)             # none where making it was interrupted
         if root is not None:
             self.store.reclaimer.give([root.R, *leavings(root)])           # registers name snapshots weakly
 

@@ -1,0 +1,150 @@
+"""Faults that are forced while an operation is executed: a failed allocation, or Ctrl-C at a bytecode."""
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, Callable
+
+import m3jit
+from m3jit.errors import InternalError, Trap
+from m3jit.isa import kv_pages, spare
+
+try:
+    import _testcapi                                   # CPython's own fault-injecting allocator
+except ImportError:                                    # builds without test modules have only the blocks of states
+    _testcapi = None
+
+HOME = Path(m3jit.__file__).parent
+WATCHED = {str(p) for p in (HOME / "vm").glob("*.py")} | {str(p) for p in (HOME / "isa").glob("kv*.py")} | \
+    {str(HOME / "isa" / name) for name in ("cells.py", "spare.py")} | {"<m3jit handler>"}
+PREPARING = {"Interpreter._bind", "Interpreter._prepare", "Interpreter._onward", "Interpreter._machine",
+             "Interpreter._control", "Interpreter._stub.<locals>.first", "Interpreter._stub_slow.<locals>.first", "operands", "Operand.__init__",
+             "_register", "classes_of", "value_handler", "arguments", "_getter", "_moved_register", "_compile"}
+
+# What an allocation that failed inside of NumPy or of a lock is reported as.
+_SAID = ("MemoryError", "without setting an exception", "without exception set", "can't allocate lock")
+
+
+class Allocation:
+    """The n-th allocation of CPython's allocators fails, once.
+
+    CPython itself then loses a reference here and there (list.extend of an empty list does): what a snapshot or a page
+    is held by cannot be audited afterwards."""
+    kind = "allocation"
+
+    def __init__(self, n: int):
+        self.n, self.said = n, f"allocation {n} fails"
+
+    def run(self, action: Callable[[], Any]) -> BaseException | None:
+        failed: BaseException | None = None
+        _testcapi.set_nomemory(self.n, self.n + 1)
+        try:
+            action()
+        except BaseException as e:
+            failed = bare(e)
+        finally:
+            _testcapi.remove_mem_hooks()
+        return failed
+
+    def hit(self, outcome: BaseException | None) -> bool:
+        return _is_memory(outcome)
+
+
+class Block:
+    """The n-th block of memory for pages and cells is refused."""
+    kind = "block"
+
+    def __init__(self, n: int):
+        self.left, self.said, self.reached = n, f"block {n} is refused", False
+
+    def run(self, action: Callable[[], Any]) -> BaseException | None:
+        real = spare.take
+
+        def take(nbytes: int) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                self.reached = True
+                raise MemoryError("forced")
+            return real(nbytes)
+        spare.take = take
+        try:
+            action()
+        except BaseException as e:
+            return bare(e)
+        finally:
+            spare.take = real
+        return None
+
+    def hit(self, outcome: BaseException | None) -> bool:
+        return _is_memory(outcome)
+
+
+def bare(e: BaseException) -> BaseException:
+    """The exception without the frames it came through: those hold what the test wants gone."""
+    e.__traceback__ = e.__context__ = e.__cause__ = None
+    return e
+
+
+def _is_memory(outcome: BaseException | None) -> bool:
+    return isinstance(outcome, MemoryError) or isinstance(outcome, Trap) and "out of memory" in str(outcome) or \
+        isinstance(outcome, InternalError) and any(said in str(outcome) for said in _SAID)
+
+
+class Interrupt:
+    """KeyboardInterrupt at the n-th bytecode of the machine's and the states' code."""
+    kind = "interrupt"
+
+    def __init__(self, n: int, preparing: bool = True):
+        """preparing False: bytecodes that only make an instruction's handler do not count."""
+        self.left, self.n, self.preparing, self.reached, self.where = n, n, preparing, False, ""
+
+    @property
+    def said(self) -> str:
+        return f"interrupt at bytecode {self.n}{self.where and f' ({self.where})'}"
+
+    def run(self, action: Callable[[], Any]) -> BaseException | None:
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if frame.f_code.co_filename not in WATCHED or _finalising(frame) or \
+                    not self.preparing and _prepares(frame.f_code.co_qualname):
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                self.left -= 1
+                if self.left == 0:
+                    self.reached, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                    raise KeyboardInterrupt
+            return trace
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            action()
+        except BaseException as e:
+            return bare(e)
+        finally:
+            sys.settrace(before)
+            if kv_pages.lock.locked():                 # between two bytecodes where no signal handler runs
+                kv_pages.lock.release()
+        return None
+
+    def hit(self, outcome: BaseException | None) -> bool:
+        return self.reached
+
+
+def _prepares(name: str) -> bool:
+    return name in PREPARING or name.endswith("comp>") and name.removesuffix(".<locals>.<listcomp>") in PREPARING
+
+
+def _finalising(frame: FrameType) -> bool:
+    """Is this a finaliser, or called by one?  What those raise goes nowhere."""
+    return frame.f_code.co_name == "__del__" or frame.f_back is not None and frame.f_back.f_code.co_name == "__del__"
+
+
+def draw(rng: random.Random, allocations: bool) -> Any:
+    """A random fault: of CPython's allocations, or else of blocks and interrupts."""
+    if allocations and _testcapi is not None:
+        return Allocation(int(rng.expovariate(1 / 60)))
+    if rng.random() < 0.7:
+        return Interrupt(1 + int(rng.expovariate(1 / 200)), rng.random() < 0.1)
+    return Block(rng.randint(1, 4))
