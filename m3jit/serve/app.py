@@ -59,7 +59,7 @@ class Texts:
     def __init__(self, engine: Engine, jobs: Sequence[Job], receive: Receive, ended: Callable[[], None]):
         loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
-        self._left = len(jobs)
+        self._left, self._ended = len(jobs), ended
 
         def deliver(index: int) -> Callable[..., None]:
             def put(*found: Any) -> None:
@@ -91,6 +91,7 @@ class Texts:
         self._watch.cancel()
         for ticket in self.tickets:
             ticket.cancel()
+        self._ended()                                  # those that waited say nothing more
 
 
 class EventStream(Response):
@@ -118,7 +119,7 @@ class EventStream(Response):
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             last = (event(self.reply.usage_chunk()) if self.usage else b"") + DONE
-        except (ApiError, M3Error) as error:           # the status is sent already: say it in the stream
+        except (ApiError, M3Error, Stopping) as error:  # the status is sent already: say it in the stream
             last = event(as_api_error(error).body)
         await send({"type": "http.response.body", "body": last, "more_body": True})
 

@@ -235,7 +235,14 @@ class Engine:
         while (self._waiting or self._active) and time.monotonic() < end:
             time.sleep(0.01)
         with self._lock:
-            left = [*self._waiting, *self._active, *self._warming.members]
+            waiting, left = list(self._waiting), [*self._active, *self._warming.members]
+            self._waiting.clear()
+            for ticket in waiting:
+                ticket.state, ticket.cancelled = ENDED, True
+        for ticket in waiting:
+            self.metrics.count("m3jit_cancelled_total")
+            ticket.done.set()
+            ticket.job.deliver([], Stopping("the server is stopping"), True)
         for one in left:
             one.cancel()
         self._thread.join()

@@ -33,7 +33,8 @@ class Client:
 
     def body(self) -> dict[str, Any]:
         r = self.random
-        return {"model": "default", "prompt": " ".join(WORDS[:r.randint(2, 18)]) + r.choice(("", ",", " and")),
+        prompt = " ".join(WORDS) * r.choice((0, 0, 4)) + " ".join(WORDS[:r.randint(2, 18)])
+        return {"model": "default", "prompt": prompt + r.choice(("", ",", " and")),
                 "n": r.choice((1, 1, 3)), "seed": r.randint(0, 3), "temperature": r.choice((0, 0.9)),
                 "repeat_penalty": r.choice((1.0, 1.3)), "max_tokens": r.randint(1, 24)}
 

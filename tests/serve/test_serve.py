@@ -153,6 +153,7 @@ def test_a_client_that_goes_away_while_it_waits(model):
         _.close()
         second.close()
         assert wait_for(lambda: server.engine.waiting == 0) and server.engine.active == 1
+        assert wait_for(lambda: len(server.kept._ended) == 1), "it is kept as one that has ended"
         gate.release()
         assert wait_for(server.idle)
         first.close()
@@ -363,6 +364,27 @@ def test_an_end_tells_clients_it_does_not_wait_for(model, monkeypatch, capfd):
         stopping.join(60)
         assert not stopping.is_alive() and wait_for(server.nothing_left)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_end_tells_clients_that_wait(model):
+    with running(model, batch=1, drain=0.0) as server:
+        gate = Gate(server.engine)
+        body = {"model": "default", "prompt": "She", "max_tokens": 400}
+        with ThreadPoolExecutor(3) as pool:
+            first = pool.submit(server.post, PLAIN, body)
+            assert wait_for(lambda: server.engine.active == 1)
+            second = pool.submit(server.post, PLAIN, body)
+            assert wait_for(lambda: server.engine.waiting == 1)
+            connection, response = server.open_stream(PLAIN, body)
+            assert wait_for(lambda: server.engine.waiting == 2)
+            stopping = pool.submit(server.stop)
+            assert wait_for(lambda: gate.one_more() or not server.engine._thread.is_alive())
+            for status, found in (first.result(), second.result()):
+                assert status == 503 and found["error"]["code"] == "server_stopping"
+            assert events(response.read())[-1]["error"]["code"] == "server_stopping"
+            connection.close()
+            stopping.result()
+        assert wait_for(server.nothing_left)
 
 
 def test_an_engine_that_ends_cancels_and_refuses(model):
