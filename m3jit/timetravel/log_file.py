@@ -137,8 +137,10 @@ def _fits(what: str, value: Any) -> bool:
         return what not in ("output", "block", "wake", "digest", "interrupt")
     if what in ("clock", "time", "wfi", "lock"):
         return type(value) is int and -2 ** 63 <= value < 2 ** 63
-    if what in ("sense", "wake"):
-        return type(value) is tuple and len(value) == 2 and type(value[1]) is int and (what == "sense" or type(value[0]) is int)
+    if what == "sense":
+        return type(value) is tuple and len(value) == 2 and type(value[1]) is int
+    if what == "wake":
+        return type(value) is tuple and len(value) == 3 and all(type(n) is int for n in value)
     kind = {"output": Output, "failed": Raised, "block": str, "digest": str, "interrupt": bool}.get(what, object)
     return isinstance(value, kind)
 

@@ -39,7 +39,8 @@ class MachineState:
         self.retired: int = vm.retired
         self._contexts = [(ctx, self._context(ctx)) for ctx in {vm.main.id: vm.main, **vm.scheduler.contexts}.values()]
         scheduler = vm.scheduler
-        self._scheduler = (list(scheduler.contexts), scheduler._order, scheduler._current, scheduler._used, scheduler._alone)
+        self._scheduler = (list(scheduler.contexts), scheduler._order, scheduler._current, scheduler._used, scheduler._alone,
+                           scheduler.turns)
         self._cut = vm._cut
         self._shared = vm.memory.shared.share()
         self._snapshots = [(s.id, s.parent, s.root, s.resume, s.context) for s in vm.snapshots.live()]
@@ -48,7 +49,8 @@ class MachineState:
                        for ring in vm.rings.values()]
         self._counters = [_peek(getattr(vm, owner) if owner else vm, name) for owner, name in _COUNTERS]
         m = vm.machine
-        self._machine = (dict(m._model_handles), dict(m._extension_handles), dict(m._windows))
+        self._machine = (dict(m._model_handles), dict(m._extension_handles), dict(m._windows), dict(m._until))
+        self._locks = (vm.locks.locks, vm.locks.granted)
         self._vm = (vm._retired_before, vm._first_trap, vm.error, tuple(vm.events), len(vm.windows), vm.joined_launches)
         self._waits = vm.recorder.waits
         self._locks = (vm.locks.locks, vm.locks.granted)     # never changed, only replaced
@@ -76,7 +78,8 @@ class MachineState:
         vm.snapshots.recent = tuple(made[number] for number in self._recent)
         vm.snapshots._live = weakref.WeakValueDictionary(made)
         scheduler = vm.scheduler
-        order, scheduler._order, scheduler._current, scheduler._used, scheduler._alone = self._scheduler
+        (order, scheduler._order, scheduler._current, scheduler._used, scheduler._alone,
+         scheduler.turns) = self._scheduler
         by_id = {ctx.id: ctx for ctx, _ in self._contexts}
         scheduler.contexts = {number: by_id[number] for number in order}
         vm._cut = self._cut
@@ -88,7 +91,8 @@ class MachineState:
         for (owner, name), number in zip(_COUNTERS, self._counters):
             setattr(getattr(vm, owner) if owner else vm, name, itertools.count(number))
         m = vm.machine
-        m._model_handles, m._extension_handles, m._windows = map(dict, self._machine)
+        m._model_handles, m._extension_handles, m._windows, m._until = map(dict, self._machine)
+        vm.locks.locks, vm.locks.granted = self._locks
         m.stores = []
         vm._retired_before, vm._first_trap, vm.error, events, windows, vm.joined_launches = self._vm
         vm.events = deque(events, vm.events.maxlen)

@@ -10,7 +10,8 @@ An event belongs to a context and the number of instructions that context had co
     output                          what STREAM handed to a sink (`Output`)
     failed                          a sink refused an item (`Raised`)
     block                           the context began to wait for the outside (what it waits for)
-    wake                            the wait ended: (instructions of all contexts by then, waits of the run by then)
+    wake                            the wait ended: (instructions of all contexts by then, how many others were begun and
+                                    not completed, because they waited or trapped, turns that were given)
     digest                          the context's version (m3jit.vm.digest) in front of this output
 """
 from __future__ import annotations
@@ -21,6 +22,7 @@ from m3jit.errors import Deadlock, Divergence, Interrupted, LimitError, OperandE
     UnsupportedError, UserError, brief
 from m3jit.isa.types import Tensor
 from m3jit.vm.context import WAITING, Context
+from m3jit.vm.stopping import ATTENTION
 from m3jit.vm.waiting import Blocked, Wait
 
 HEAD = 48                          # bytes of an item that an event keeps as they are
@@ -112,7 +114,7 @@ class Recorder:
         self.tape: Any = replay if replay is None or hasattr(replay, "peek") else Tape(replay)
         self.goes_on, self.echo = goes_on, echo
         self.idle = self.log is None and self.tape is None
-        self.waits = 0                                 # waits for the outside so far
+        self.waits = 0                                 # instructions so far that were begun and not completed
         self.end: int | None = None                    # instructions of all contexts after which the recorded run ended
         self.ended_by_itself = False                   # .. and whether nothing from outside did it
         self.wants_digest: Callable[[], bool] | None = None     # recording: asked before each output
@@ -184,22 +186,25 @@ class Recorder:
         return Divergence(f"replay: context {ctx.id} after {ctx.retired} instructions{where} {what}")
 
     def _taken(self, ctx: Context) -> None:
-        """An event is behind.  What must happen at a place of its own is then watched for from a new slice on."""
+        """An event is behind.  The slice is cut where what follows must happen at a place of its own: `horizon` is that."""
         self.tape.take()
         following = self.tape.peek()
         if following is None or following.what == "wake":
-            ctx.leave = True
+            self.vm.pausing = True
+            self.vm.stop_word.set(ATTENTION)
 
     def _note(self, ctx: Context, what: str, value: Any) -> None:
         if self.log is not None:
             self.log.append(Event(ctx.id, ctx.retired, what, value))
 
     # -- waits ------------------------------------------------------------------------------------------------------
-    def blocked(self, ctx: Context) -> None:
-        """A context began to wait for the outside."""
+    def stumbled(self, ctx: Context) -> None:
+        """An instruction was begun and not completed: the context waits, or it trapped."""
         if self.idle:
             return
         self.waits += 1
+        if not external(ctx):
+            return
         if not self.replaying:
             self._note(ctx, "block", ctx.waiting_for.what)
             return
@@ -215,21 +220,26 @@ class Recorder:
         if self.replaying:
             self.tape.take()                           # `_due` looked at it
         else:
-            self._note(ctx, "wake", (self.vm.retired, self.waits))
+            self._note(ctx, "wake", self._moment)
 
     def _due(self, ctx: Context) -> bool:
         """Did the wait end here in the recorded run?"""
         event = self.tape.peek()
         if event is None:
             return self.goes_on                        # from here on the outside decides: the instruction looks again
-        return event.what == "wake" and event.context == ctx.id and (self.vm.retired, self.waits) >= tuple(event.value)
+        return event.what == "wake" and event.context == ctx.id and self._moment >= tuple(event.value)
+
+    @property
+    def _moment(self) -> tuple[int, int, int]:
+        """A place between two instructions of a run, exactly: where a wait may end."""
+        return self.vm.retired, self.waits, self.vm.scheduler.turns
 
     @property
     def wakes_now(self) -> bool:
         """Does a wait for the outside end at this very instruction?"""
         if self.replaying:
             event = self.tape.peek()
-            return event is not None and event.what == "wake" and (self.vm.retired, self.waits) >= tuple(event.value)
+            return event is not None and event.what == "wake" and self._moment >= tuple(event.value)
         return any(external(c) and c.waiting_for.ready() for c in self.vm.scheduler.contexts.values())
 
     @property

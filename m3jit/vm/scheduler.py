@@ -24,6 +24,7 @@ class Scheduler:
         self._current: Context | None = None           # whose turn it is
         self._used = 0                                 # instructions of the turn since it has competitors
         self._alone = True
+        self.turns = 0                                 # how often a turn went to somebody
         self.woken: Callable[[Context], None] | None = None      # told when a wait for the host ends
 
     def add(self, ctx: Context, virtual_time: int = 0) -> None:
@@ -58,7 +59,7 @@ class Scheduler:
 
     def yield_turn(self, ctx: Context) -> None:
         """Let every ready context of the same priority go first."""
-        peers = [c.virtual_time for c in self.ready() if c.urgency == ctx.urgency]
+        peers = [c.virtual_time for c in self._going() if c.urgency == ctx.urgency]
         ctx.virtual_time = max(peers, default=ctx.virtual_time)
         self._current = None
         self.enqueue(ctx)
@@ -76,6 +77,8 @@ class Scheduler:
             self.woken(ctx)
         ctx.status, ctx.waiting_for = READY, None
         ctx.quiet_until = 0
+        if self._current is ctx:                       # whether everybody slept meanwhile makes no difference
+            self._current = None
         others = [c.virtual_time for c in self.contexts.values() if c.status == READY and c is not ctx]
         ctx.virtual_time = max(ctx.virtual_time, min(others, default=0))
         self.enqueue(ctx)
@@ -95,6 +98,7 @@ class Scheduler:
             self._current = None
             return None, 0
         if len(ready) == 1:
+            self.turns += self._current is not ready[0]
             self._current, self._alone = ready[0], True
             return ready[0], UNLIMITED
         if self._alone:
@@ -104,6 +108,7 @@ class Scheduler:
                 current.id not in self.contexts or any(c.urgency > current.urgency for c in ready):
             current, self._used = min(ready, key=_urgency), 0
             self._current = current
+            self.turns += 1
         return current, QUANTUM - self._used
 
     def waiting(self) -> list[Context]:
@@ -111,7 +116,11 @@ class Scheduler:
 
     def more_urgent_than(self, ctx: Context) -> bool:
         """Is a context of higher priority ready?"""
-        return any(c.urgency > ctx.urgency for c in self.ready() if c is not ctx)
+        return any(c.urgency > ctx.urgency for c in self._going() if c is not ctx)
+
+    def _going(self) -> list[Context]:
+        """Those that can run, as of the last turn: a running instruction ends nobody's wait."""
+        return [c for c in self.contexts.values() if c.status == READY]
 
 
 def _urgency(ctx: Context) -> tuple[int, int, int]:

@@ -216,6 +216,7 @@ class VM(HostStreams, HostStates):
 
     async def run_async(self) -> "VM":
         """`run` in a thread of its own; cancelling stops the program."""
+        self._retired_before += sum(c.retired for c in self.scheduler.contexts.values() if c is not self.main)
         import asyncio
 
         task = asyncio.ensure_future(asyncio.to_thread(self.run))
@@ -357,8 +358,8 @@ class VM(HostStreams, HostStates):
 
     def _after(self, ctx: Context, retired: int) -> None:
         self.scheduler.charge(ctx, retired)
-        if ctx.status == WAITING and ctx.waiting_for.external:
-            self.recorder.blocked(ctx)
+        if ctx.status == WAITING or ctx.trap is not None:
+            self.recorder.stumbled(ctx)
         if ctx.trap is not None:
             ctx.status = TRAPPED
             self._first_trap = self._first_trap or ctx.trap

@@ -1,4 +1,5 @@
-"""Random programs of several contexts that snapshot, roll back, call, write memory, read clocks and input, and loop."""
+"""Random programs of several contexts that snapshot, roll back, call, write memory, read clocks and input, lock,
+signal each other, and loop."""
 from __future__ import annotations
 
 import random
@@ -14,13 +15,20 @@ def random_program(seed: int, length: int = 50) -> str:
     children, labels, loops = 0, 0, []
     while len(lines) < length:
         r, s = (f"R{rng.randrange(REGISTERS)}" for _ in range(2))
-        kind = rng.randrange(15)
+        kind = rng.randrange(20)
         simple = (f"LOADI {r}, {rng.randrange(-9, 9)}", f"MOV {r}, {s}",
                   f"MEMSET R8, PATTERN={rng.randrange(256)}, LEN={rng.choice((1, 3, 4100))}, OFFSET={rng.choice((0, 4090, 9000))}",
                   f"MEMSET R9, PATTERN={rng.randrange(256)}, LEN=2, OFFSET={rng.randrange(20)}", "FORK R7", "ABORT R7", "RESTORE R7",
                   "SENSE R6, USER_INPUT", "CYCLES_COUNT R6", "STREAM R10, LINE", "MUL R12, R12, R12", "YIELD")
         if kind < len(simple):
             lines.append(simple[kind])
+        elif kind in (15, 16):
+            lines.append(f"{'LOCK' if kind == 15 else 'UNLOCK'} NUMBER={rng.randrange(2)}")
+        elif kind == 17:
+            lines.append(f"SIGNAL R6, KIND={rng.choice(('INTERRUPT', 'PING', 'ABORT', 'HALT'))} CTX={rng.randrange(1, 5)}")
+        elif kind == 18:
+            labels += 1
+            lines += [f"IF_INTERRUPT after{labels}", "STREAM R3, LINE", f"after{labels}:"]
         elif kind == 12 and children < 3:
             children, labels = children + 1, labels + 1
             lines += [f"FORK R11, child{labels}, {rng.choice(('GREEN', 'BLUE'))}", "ADD R10, R10, 7", f"child{labels}:"]

@@ -245,7 +245,7 @@ def test_a_trap_is_a_place_one_can_go_back_from():
     assert "GETELEM" in str(engine.ended)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_walks_on_random_programs(seed):
     from tests.timetravel.random_programs import random_program
     program = random_program(seed)
@@ -261,3 +261,10 @@ def test_random_walks_on_random_programs(seed):
         time = rng.choice(list(by_time))
         engine.go(time)
         assert state(engine) == by_time[time]
+
+
+@pytest.mark.slow
+def test_random_walks_on_many_random_programs():
+    """pytest -m slow tests/timetravel: some minutes."""
+    for seed in range(100, 500):
+        test_random_walks_on_random_programs(seed)

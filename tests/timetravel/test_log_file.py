@@ -23,7 +23,7 @@ from m3jit.vm.sources import NOTHING
 
 EXAMPLES = [Event(1, 4, "clock", 123456789012), Event(1, 9, "sense", ("text", 1)), Event(2, 0, "sense", (AT_END, 3)),
             Event(1, 9, "output", Output("OUTPUT", "TEXT", 3, 2 ** 63 + 5, b"abc")), Event(2, 0, "block", "input"),
-            Event(2, 0, "wake", (15, 1)), Event(1, 8, "another kind", None), Event(1, 9, "failed", Raised("StreamError", "x")),
+            Event(2, 0, "wake", (15, 1, 4)), Event(1, 8, "another kind", None), Event(1, 9, "failed", Raised("StreamError", "x")),
             Event(1, 2 ** 40, "sense", (np.arange(6, dtype=np.int16).reshape(2, 3), 7)), Event(1, 2, "time", -1),
             Event(1, 3, "digest", "00ff"), Event(1, 4, "interrupt", True)]
 

@@ -280,3 +280,46 @@ def test_a_log_that_belongs_to_other_inputs_diverges(tmp_path):
     other.vm.set("rN", 19)
     with pytest.raises(Divergence, match="comes to sense, but event .* is clock of context 1"):
         other.run()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_programs_are_repeated(tmp_path, seed):
+    """Recorded while they wait for input that comes late, repeated without the outside."""
+    repeat_random(tmp_path / "log", seed, ("interpreter", "cpu") if seed < 3 else ("interpreter",))
+
+
+@pytest.mark.slow
+def test_many_random_programs_are_repeated(tmp_path):
+    """pytest -m slow tests/timetravel: some minutes."""
+    for seed in range(100, 700):
+        repeat_random(tmp_path / "log", seed, ("interpreter", "cpu"))
+
+
+def repeat_random(path: Path, seed: int, backends: tuple[str, ...]) -> None:
+    import threading
+
+    from tests.timetravel.random_programs import random_program
+    recording = Recording(str(path), 2)
+    vm = VM(assemble(random_program(seed), "prog.m3asm"), "interpreter", None, 400, record=recording.recorder,
+            wait_input=True)
+    wrote: list[str] = []
+    vm.set_sink("OUTPUT", wrote.append)
+    done = threading.Event()
+
+    def feed() -> None:
+        for item in ("a", "b"):
+            done.wait(0.002)
+            vm.push_input(item)
+        done.wait(0.002)
+        vm.close_input()
+    thread = threading.Thread(target=feed)
+    thread.start()
+    try:
+        recording.run(vm)
+    except UserError:
+        pass
+    done.set()
+    thread.join()
+    for backend in backends:
+        report, again = replay(path, backend=backend)
+        assert again == "".join(map(str, wrote)).encode() and report.instructions == vm.retired, (seed, backend)
