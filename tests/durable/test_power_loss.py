@@ -241,6 +241,21 @@ def test_a_full_disk_at_every_write(monkeypatch, action):
     pytest.fail("it always failed")
 
 
+def test_a_full_disk_while_a_store_is_made():
+    for at in range(1, 100):
+        disk = SimulatedDisk(full(at))
+        try:
+            Store.open(FOLDER, files=disk).close()
+        except StoreFull as e:
+            assert "cannot open: No space left on device" in str(e)
+            disk.fault = lambda *_: None
+            check(disk, {})
+        else:
+            assert at > 3
+            return
+    pytest.fail("it always failed")
+
+
 def test_after_a_sync_that_failed_a_store_is_opened_again():
     for at in range(1, 4):
         disk = SimulatedDisk()

@@ -1,6 +1,7 @@
 """A machine's version on disk: every kind of state comes back, bit for bit, and goes on as if nothing had happened."""
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,10 @@ def test_the_program_has_every_codec():
 
 @pytest.mark.parametrize("backend", ["cpu", "interpreter"])
 def test_a_restored_version_goes_on_under_any_backend(tmp_path, backend):
-    straight = every_kind(rounds=80)
+    straight = every_kind(rounds=50)
     straight.run()
-    vm = every_kind(rounds=80, backend="cpu")
-    vm.step(700)
+    vm = every_kind(rounds=50, backend="cpu")
+    vm.step(600)
     saved(tmp_path, vm)
     other = every_kind(backend=backend)
     restored(tmp_path, other)
@@ -287,3 +288,37 @@ def test_the_decorator_takes_codecs(tmp_path):
         assert other.get("rN") == 2
     finally:
         forget("TALLY")
+
+
+@pytest.mark.parametrize("backend, rounds", [("interpreter", 200_000), ("cpu", 3_000_000)])
+def test_versions_of_a_machine_that_another_thread_runs(tmp_path, backend, rounds):
+    """Each is a state between two instructions: the registers are in step, and the run is not disturbed."""
+    program = m3jit.assemble("""
+    go:
+        ADD rA, rA, 1
+        ADD rB, rB, 2
+        ADD rC, rA, rB
+        COMPARE rA, rEnd
+        IF_LESS go
+        HALT
+    """)
+
+    def machine() -> Any:
+        vm = m3jit.VM(program, backend=backend)
+        for name in ("rA", "rB", "rC"):
+            vm.set(name, 0)
+        vm.set("rEnd", rounds)
+        return vm
+    vm, other = machine(), machine()
+    runner = threading.Thread(target=vm.run)
+    with Store.open(tmp_path / "store") as store:
+        runner.start()
+        for _ in range(12):
+            store.commit(vm, "a")
+        runner.join(120)
+        for version in store.versions["a"]:
+            store.restore(other, "a", version.number)
+            a, b, c = (other.get(name) for name in ("rA", "rB", "rC"))
+            at = other.main.index
+            assert (b, c) == (2 * a if at != 1 else 2 * a - 2, 3 * a if at not in (1, 2) else 3 * a - 3), (a, b, c, at)
+    assert vm.get("rC") == 3 * rounds and not runner.is_alive()
