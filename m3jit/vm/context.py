@@ -60,7 +60,7 @@ class Frame:
 
 
 class Root:
-    """What a snapshot holds of a context."""
+    """What a snapshot holds of a context.  R: the general registers that the program uses; the others hold nothing."""
     __slots__ = ("R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts", "model")
 
 
@@ -113,7 +113,7 @@ class Context:
     def capture(self) -> Root:
         """The root as it is now; later writes of this context do not reach it."""
         r = Root()
-        r.R, r.V, r.S = list(self.R), list(self.V), list(self.S)
+        r.R, r.V, r.S = self.R[:self.used], list(self.V), list(self.S)
         weaken(r.R, self.used)
         r.frames = self.frames.weakened() if self.frames else None
         r.flags, r.rng, r.cursors, r.texts, r.model = self.flags, self.rng, self.cursors, self.texts, self.model
@@ -131,7 +131,7 @@ class Context:
                   attribute(self, "rng", root.rng), attribute(self, "cursors", root.cursors),
                   attribute(self, "texts", root.texts), attribute(self, "model", root.model)]
         if registers:
-            R = list(root.R)
+            R = root.R + [None] * (len(self.R) - len(root.R))
             revive(R, self.used)                             # while the registers that are replaced still hold them
             stores += [attribute(self, "R", R), attribute(self, "V", list(root.V)), attribute(self, "S", list(root.S)),
                        attribute(self, "frames", root.frames.revived() if root.frames else None),

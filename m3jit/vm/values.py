@@ -91,7 +91,7 @@ def normalise(value: Any) -> Any:
     if value.__class__ in WRITABLE or value is None:
         if value.__class__ is int and not INT_MIN <= value <= INT_MAX:
             raise OperandError(f"{value} does not fit a signed 64-bit integer")
-        return value if value == value or value.__class__ is not float else NAN
+        return value if value.__class__ is not float or value == value else NAN
     if isinstance(value, (bool, np.bool_, np.integer)):
         return normalise(int(value))
     if isinstance(value, (float, np.floating)):
