@@ -1,6 +1,8 @@
 """CHECKPOINT_SAVE, CHECKPOINT_RESTORE, PERSIST and the WAL region in programs."""
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 import m3jit
 from m3jit.durable import Checkpoints, Store
+from m3jit.durable.files import Files
 from m3jit.vm.vm import VM
 
 
@@ -271,3 +274,40 @@ def test_a_recorded_run_repeats_its_checkpoints_and_leaves_the_files_alone(tmp_p
     (tmp_path / "write.m3asm").write_text('CHECKPOINT_SAVE "other"\nCHECKPOINT_RESTORE rQ, "other"\nHALT')
     assert main(["record", "write.m3asm", "-o", "log"]) == 0 and main(["record", "write.m3asm", "-o", "log"]) == 0
     assert main(["replay", "log"]) == 0                # the second version there, the first one here
+
+
+class Filling(Files):
+    """A disk that has room for some bytes."""
+    left = 1 << 40
+
+    def open(self, path: Any, write: bool = False, create: bool = False) -> Any:
+        file, disk = super().open(path, write, create), self
+
+        class Limited:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(file, name)
+
+            def write(self, offset: int, data: Any) -> None:
+                disk.left -= len(data)
+                if disk.left < 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                file.write(offset, data)
+        return Limited()
+
+
+def test_a_full_disk_traps_and_the_last_version_is_whole(tmp_path):
+    disk = Filling()
+    with Store.open(tmp_path / "s", files=disk) as store:
+        vm = loop(tmp_path, store)
+        vm.step(1 + 2 * 6)
+        disk.left = 1000
+        with pytest.raises(m3jit.Trap, match=r"test.m3asm:6: trap: FORK R\d, PERSIST.*: /.*: cannot (commit|append): No "
+                                             r"space left on device; the versions committed before are intact; make"):
+            vm.run()
+        assert store.latest("run").number == vm.get("rN") - 1 and store.verify() == []
+        disk.left = 1 << 40
+    with Store.open(tmp_path / "s") as store:
+        again = loop(tmp_path, store)
+        assert again.checkpoints.resume(again) is not None
+        again.run()
+        assert again.got[-1] == "6" and b"".join(store.log_of("run")) == b"xxxxxx"
