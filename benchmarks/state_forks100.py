@@ -50,6 +50,19 @@ def anonymous() -> int:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("Anonymous:"))
 
 
+def registers(machines: Iterable[Any]) -> int:
+    """Bytes of the arrays that registers hold, each once."""
+    found = {}
+    for vm in machines:
+        for value in vm.main.R:
+            array = getattr(value, "data", None)
+            while isinstance(getattr(array, "base", None), np.ndarray):
+                array = array.base
+            if isinstance(array, np.ndarray):
+                found[id(array)] = array.nbytes
+    return sum(found.values())
+
+
 def begin(ours: Ours, program: Any, ids: np.ndarray, tokens: int, seed: int, start: int = 0) -> Any:
     """A machine with the hosted program (m3jit.models.hosted)."""
     import m3jit
@@ -99,7 +112,8 @@ def measure(setup: Setup) -> list[Row]:
                         f"<= {allowed / 1e6:.1f} MB", f"{used / 1e6:.1f} MB; the context has {stream.nbytes / 1e6:.1f} MB",
                         used <= allowed))
         rows.append(Row(f"the same: memory of the process that the {FORKS} machines added", STATED,
-                        f"{(after - before) / 1e6:.0f} MB", None))
+                        f"{(after - before) / 1e6:.0f} MB: pages, tensors in registers ({registers(machines) / 1e6:.0f} MB), "
+                        f"temporaries of the batch", None))
         for vm in machines:
             vm.close()
         del machines, streams, batch, states, stream, found, known

@@ -1,0 +1,54 @@
+"""The table of versioned state (`benchmarks/state.py`): verdicts, rows that cannot be measured, the exit status."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from benchmarks import state  # noqa: E402  (found through the path set above)
+from benchmarks.state_setup import STATED, Setup, micros, p50_p99  # noqa: E402
+from benchmarks.table import Row  # noqa: E402
+
+
+def run(monkeypatch, capsys, rows, *arguments: str) -> tuple[int, list[str]]:
+    """(exit status, lines) where the module of every row gives these."""
+    def measure(setup):
+        if isinstance(rows, Exception):
+            raise rows
+        return rows
+    monkeypatch.setattr(state, "row_module", lambda name: SimpleNamespace(NAME=f"row {name}", measure=measure))
+    status = state.main(["--rows", "fork", *arguments])
+    return status, capsys.readouterr().out.splitlines()[1:]
+
+
+def test_bounds_decide_the_exit_status(monkeypatch, capsys, tmp_path):
+    met, stated = Row("a", "<= 1", "0.5", True), Row("b", STATED, "7", None)
+    assert run(monkeypatch, capsys, [met, stated]) == (0, ["met        | a | <= 1 | 0.5", "stated     | b | stated | 7"])
+    assert run(monkeypatch, capsys, [met, Row("c", "<= 1", "2", False)])[0] == 1
+    assert run(monkeypatch, capsys, [met, Row("d", "<= 1", "no peer", None)])[0] == 1
+    run(monkeypatch, capsys, [met], "--json", str(tmp_path / "rows.json"))
+    assert '"seen": "0.5"' in (tmp_path / "rows.json").read_text()
+
+
+def test_a_row_that_fails_does_not_hide_the_others(monkeypatch, capsys):
+    status, lines = run(monkeypatch, capsys, OSError("no such file"))
+    assert status == 1 and lines == ["no verdict | row fork |  | not measured: OSError: no such file"]
+    monkeypatch.undo()
+    monkeypatch.setattr(state, "ROWS", (*state.ROWS, "absent"))
+    assert state.main(["--rows", "absent"]) == 1
+    assert "there is no benchmarks/state_absent.py" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        state.main(["--rows", "fork,zebra"])
+    assert "no row zebra; the rows are fork, forks100" in capsys.readouterr().err
+
+
+def test_setup_says_what_is_missing():
+    with pytest.raises(FileNotFoundError, match="no SmolLM2 at /no/model.gguf: give --smollm2 FILE, or run `m3jit model"):
+        Setup("/no/model.gguf", "/no", sys.executable).smollm2
+
+
+def test_percentiles():
+    assert p50_p99([float(i) for i in range(1, 201)]) == (100.5, 198.0) and micros(1.26e-6) == "1.3 us"
