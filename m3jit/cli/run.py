@@ -46,6 +46,10 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
 @click.option("--timeout", type=SECONDS, metavar="SECONDS",
               help="Stop after this time (exit code 4).")
 @click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory, such as 512M or 2G [three quarters of what is free].")
+@click.option("--snapshot-window", type=click.IntRange(0), metavar="N",
+              help="Keep the newest N snapshots though no register names them [64].")
+@click.option("--snapshot-memory", type=Size(), metavar="SIZE", help="Most memory that snapshots alone may hold [4G].")
+@click.option("--context-limit", type=click.IntRange(1), metavar="N", help="Most contexts at one time [1024].")
 @click.option("--stats", is_flag=True, help="Print counts, times and memory afterwards.")
 @click.option("--profile", is_flag=True, help="Print a table of time by opcode and by region.")
 @click.option("--trace", metavar="FILE", help="Write regions and slow instructions as a trace for ui.perfetto.dev.")
@@ -158,6 +162,9 @@ def chat_tokens(model: Any, prompt: str, system: str | None) -> Any:
     return np.array(ChatTemplate(model.tokenizer).tokens(messages), np.int64)
 
 
+BOUNDS = ("snapshot_window", "snapshot_memory", "context_limit")
+
+
 def _machine(program: Any, models: Any, limit: int | None, options: dict[str, Any]) -> Any:
     from m3jit.cli.store import opened
     from m3jit.vm.context import DEFAULT_SEED
@@ -165,6 +172,7 @@ def _machine(program: Any, models: Any, limit: int | None, options: dict[str, An
     seed = options["seed"]
     disk = click.get_current_context().with_resource(opened(options["store"]))
     more: dict[str, Any] = {"memory_limit": limit} if limit else {}
+    more |= {name: options[name] for name in BOUNDS if options[name] is not None}
     if options["recording"] is not None:
         more["record"] = options["recording"].recorder
     return VM(program, options["backend"], options["threads"], options["max_steps"], timeout=options["timeout"],

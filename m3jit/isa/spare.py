@@ -11,6 +11,7 @@ ALIGN = 64                                   # bytes: whole cache lines
 LIMIT = 256 << 20                            # bytes of free blocks that are kept
 
 _free: dict[int, list["Block"]] = {}         # bytes -> free blocks; list operations are atomic
+handed_out = 0                               # bytes that `take` has given so far
 _kept = 0                                    # bytes in them (an estimate when threads race)
 
 
@@ -30,7 +31,8 @@ class Block:
 
 def take(nbytes: int) -> Block:
     """A block with arbitrary contents.  MemoryError when there is no room for it."""
-    global _kept
+    global _kept, handed_out
+    handed_out += nbytes
     free = _free.get(nbytes)
     if free:
         try:

@@ -272,6 +272,11 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         pc = self.pc + target
         if pc not in self.vm.image.index_of:
             raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
+        live, limit = len(self.vm.scheduler.contexts), self.vm.context_limit
+        if live >= limit:
+            raise OperandError(f"{live} contexts are live, all that this machine may have (context_limit); end one with "
+                               f"KILL_CONTEXT or let it HALT, or raise the limit: m3jit run --context-limit N, "
+                               f"VM(context_limit=...)")
         child = self.vm.new_context()
         child.index = self.vm.image.index_of[pc]
         child.priority = PRIORITIES.index(priority or "GREEN")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import numpy as np
 
@@ -25,7 +25,8 @@ ARENA_SHIFT = 48                   # arena number in the offset
 ARENA_LIMIT = 1 << 30              # bytes of one arena
 ARENAS = 256
 WINDOW = 1 << 32                   # bytes of a plain writable region
-DEFAULT_LIMIT = 1 << 30            # bytes of pages one context may write
+DEFAULT_LIMIT = 1 << 30            # bytes of pages that the contexts of a machine may write
+made = 0                           # pages made so far in this process
 
 TEXT, GLOBAL, WEIGHTS, ACTIVATION, KV_CACHE, ARENA, SHARED, WAL, SNAPSHOT, STREAM_RING, RAG_INDEX, CLUSTER_STAGING, \
     FEDERATED, CONFIDENTIAL, SCRATCH_DEVICE, MMIO = range(16)
@@ -108,13 +109,16 @@ class Pages:
         return out
 
     def _own(self, number: int) -> Page:
+        global made
         page = self.map.get(number)
         if page is None:
             page = Page(self.map.token, bytearray(PAGE))
+            made += 1
             node, at = self.map.place(number)
             commit((item(node, at, page), attribute(self, "count", self.count + 1)))
         elif page.token is not self.map.token:
             page = Page(self.map.token, bytearray(page.data))
+            made += 1
             self.map.set(number, page)
         return page
 
@@ -155,6 +159,21 @@ class MachineMemory:
     weights: WeightMap
     shared: Pages
     limit: int = DEFAULT_LIMIT
+    contexts: Callable[[], Iterable[Any]] = tuple      # the running ones; set by the machine
+    _counted: int = 0                                  # pages of all contexts at the last count
+    _made: int = 0                                     # `made` then
+
+    def has_room(self, more: int, touched: int) -> bool:
+        """Whether all contexts together may have `more` new pages in a write to `touched` ones.  Pages they share count
+        once; they are counted only when those made since the last count could have reached the limit."""
+        if (self._counted + made - self._made + touched) * PAGE <= self.limit:
+            return True
+        seen: set[int] = set()
+        for ctx in self.contexts():
+            for pages in ctx.memory.pages.values():
+                seen.update(map(id, pages.map.values()))
+        self._counted, self._made = len(seen) + self.shared.count, made
+        return (self._counted + more) * PAGE <= self.limit
 
 
 class ContextMemory:
@@ -240,9 +259,13 @@ class ContextMemory:
     def _room(self, region: int, offset: int, size: int) -> Pages:
         pages = self._pages(region)
         held = sum(p.count for p in self.pages.values()) + self.machine.shared.count
-        if (held + pages.missing(offset, size)) * PAGE > self.machine.limit:
-            raise OperandError(f"out of memory: {size} more bytes in region {NAMES[region]} pass the limit of "
-                               f"{self.machine.limit} bytes")
+        more, limit = pages.missing(offset, size), self.machine.limit
+        if (held + more) * PAGE > limit:
+            raise OperandError(f"out of memory: {size} more bytes in region {NAMES[region]} pass the limit of {limit} bytes")
+        if not self.machine.has_room(more, size // PAGE + 2):
+            raise OperandError(f"out of memory: with {size} more bytes in region {NAMES[region]} the contexts of this "
+                               f"machine pass their common limit of {limit} bytes (memory_limit); end one with "
+                               f"KILL_CONTEXT, or raise it")
         return pages
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:

@@ -11,7 +11,8 @@ import weakref
 from typing import Any, Sequence
 
 from m3jit.errors import OperandError
-from m3jit.vm.commit import Store, attribute, item
+from m3jit.vm.commit import Store, attribute, commit, item
+from m3jit.vm.held import DEFAULT_BOUND, Bound, count_of
 from m3jit.vm.reclaim import DEFAULT_BACKLOG, Reclaimer, leavings
 
 DEFAULT_WINDOW = 64
@@ -75,10 +76,13 @@ class SnapshotHandle:
 
 
 class SnapshotStore:
-    """The snapshots of a machine; keeps the newest `window` of them alive.  backlog: see `Reclaimer`."""
+    """The snapshots of a machine; keeps the newest `window` of them alive.  backlog: see `Reclaimer`.  memory: bytes that
+    snapshots alone may hold (m3jit.vm.held)."""
 
-    def __init__(self, window: int = DEFAULT_WINDOW, backlog: int = DEFAULT_BACKLOG):
-        self.window, self.reclaimer = window, Reclaimer(backlog)
+    def __init__(self, window: int = DEFAULT_WINDOW, backlog: int = DEFAULT_BACKLOG, memory: int = DEFAULT_BOUND):
+        self.window, self.reclaimer = count_of("snapshot_window", window, 0), Reclaimer(backlog)
+        self.bound = Bound(count_of("snapshot_memory", memory, 1))
+        self.let_go = 0                                        # snapshots up to this one went for want of memory
         self._ring: list[Snapshot | None] = []                 # the window; as long as was needed so far
         self._at = 0                                           # where the next snapshot goes
         self._ids = itertools.count(1)
@@ -106,7 +110,9 @@ class SnapshotStore:
         return next(self._ids)
 
     def keep(self, snapshot: Snapshot) -> list[Store]:
-        """The stores (m3jit.vm.commit) that make it the newest of the window."""
+        """The stores (m3jit.vm.commit) that make it the newest of the window.  OperandError: snapshots hold too much."""
+        if self.bound.may_be_passed():
+            self._make_room()
         self._fresh.append(weakref.ref(snapshot))      # weak: nothing happened yet
         if len(self._fresh) > FRESH:
             self._sort_in()
@@ -117,6 +123,20 @@ class SnapshotStore:
         if at == len(self._ring):
             self._ring.append(None)
         return [item(self._ring, at, snapshot), attribute(self, "_at", (at + 1) % self.window)]
+
+    def _make_room(self) -> None:
+        """Let the oldest of the window go, until what snapshots alone hold fits its bound.  OperandError: it does not,
+        registers name too many."""
+        while (held := self.bound.count(self.live())) > self.bound.limit:
+            recent = self.recent
+            if not recent:
+                raise OperandError(
+                    f"snapshots hold {held} bytes that no running context has, more than the {self.bound.limit} they may "
+                    f"(snapshot_memory); overwrite registers that name snapshots no longer needed, or raise the bound: "
+                    f"m3jit run --snapshot-memory SIZE, VM(snapshot_memory=...)")
+            kept = recent[(len(recent) + 1) // 2:]
+            commit((attribute(self, "_ring", list(kept)), attribute(self, "_at", len(kept) % max(self.window, 1)),
+                    attribute(self, "let_go", max(self.let_go, recent[len(recent) - len(kept) - 1].id))))
 
     @property
     def recent(self) -> tuple[Snapshot, ...]:
@@ -136,8 +156,12 @@ class SnapshotStore:
         """The snapshot a handle names; OperandError if it was released, or belongs to another machine."""
         found = handle.get()
         if found is None:
-            raise OperandError(f"snapshot {handle.id} was released: no register held it and it is older than the "
-                               f"newest {self.window} (the window); take it again or raise the window")
+            why = f"it is older than the newest {self.window} (the window)" if handle.id > self.let_go else \
+                f"snapshots held more than {self.bound.limit} bytes that no running context had (snapshot_memory)"
+            option = "window" if handle.id > self.let_go else "memory"
+            raise OperandError(f"snapshot {handle.id} was released: no register held it and {why}; take it again, keep it "
+                               f"in a register, or raise the bound (m3jit run --snapshot-{option}, "
+                               f"VM(snapshot_{option}=...))")
         if found.store is not self:
             raise OperandError(f"snapshot {handle.id} was taken by another machine; a machine goes back to its own "
                                f"snapshots only")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import wave
 from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Protocol
 
@@ -80,10 +81,9 @@ class QueueSource:
                 raise StreamError(f"input {self.name}: item {position} is beyond its reach (the oldest kept is "
                                   f"{self.base}); a rollback went back further than {self.reach} items")
             if not self._has(position):
-                new = next(self.more, END)
-                if new is not END:
-                    self.items.append(new)
-                elif not self.waits or self.closed:
+                self.items.extend(islice(self.more, 1))          # in one step: an interrupt loses no item
+            if not self._has(position):
+                if not self.waits or self.closed:
                     return (NOTHING if not blocking and not self.closed else END), position
                 elif not blocking:
                     return NOTHING, position

@@ -18,6 +18,7 @@ from m3jit.vm.checkpoints import NO_CHECKPOINTS, Checkpoints
 from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, WAITING, Context
 from m3jit.vm.entering import Entered, Timed
+from m3jit.vm.held import DEFAULT_BOUND, DEFAULT_CONTEXTS, count_of
 from m3jit.vm.host_states import HostStates
 from m3jit.vm.host_streams import HostStreams
 from m3jit.vm.image import Image
@@ -56,16 +57,17 @@ class VM(HostStreams, HostStates):
     directory the program may read and write (None: no files).  wait_input: SENSE of an empty input waits for
     `push_input` instead of reporting its end.  seed: of every new context's random stream.  record: keep a log of what
     came from outside and left (a `Recorder`: use it); replay: such a log, to run again without the outside.
-    memory_limit: bytes of addressed memory a context may write; tensor_limit: bytes of the largest tensor (half of the
-    machine's memory).  snapshot_window: snapshots that are kept though no register holds them; reclaim_backlog: replaced
-    states that may wait to be freed (m3jit.vm.reclaim).  checkpoints: what CHECKPOINT_SAVE, PERSIST and the WAL region
+    memory_limit: bytes of addressed memory its contexts may write; tensor_limit: bytes of the largest tensor (half of the
+    machine's memory).  snapshot_window: snapshots that are kept though no register holds them; snapshot_memory: bytes
+    that snapshots alone may hold (m3jit.vm.held); context_limit: contexts at one time; reclaim_backlog: replaced states
+    that may wait to be freed (m3jit.vm.reclaim).  checkpoints: what CHECKPOINT_SAVE, PERSIST and the WAL region
     write to (`m3jit.durable.Checkpoints`).
     """
 
     def __init__(self, program: Any, backend: str = "auto", threads: int | None = None, max_steps: int | None = None, *,
                  timeout: float | None = None, models: ModelProvider | None = None, files: str | Path | None = ".",
                  wait_input: bool = False, seed: int = DEFAULT_SEED, snapshot_window: int = DEFAULT_WINDOW,
-                 reclaim_backlog: int = DEFAULT_BACKLOG,
+                 reclaim_backlog: int = DEFAULT_BACKLOG, snapshot_memory: int = DEFAULT_BOUND, context_limit: int = DEFAULT_CONTEXTS,
                  memory_limit: int = DEFAULT_LIMIT, tensor_limit: int | None = None,
                  ring_capacity: int = DEFAULT_CAPACITY, profile: bool = False,
                  record: bool | Recorder = False, replay: list | None = None, xp: Any = None, regions: Any = None,
@@ -82,7 +84,9 @@ class VM(HostStreams, HostStates):
         self.files = Path(files) if files is not None else None
         self.signal, self.stop_word = Signal(), StopWord()
         self.memory = MachineMemory(self.image.text, self.image.data, WeightMap(), Pages(), memory_limit)
-        self.snapshots, self.scheduler = SnapshotStore(snapshot_window, reclaim_backlog), Scheduler()
+        self.snapshots, self.scheduler = SnapshotStore(snapshot_window, reclaim_backlog, snapshot_memory), Scheduler()
+        self.context_limit = count_of("context_limit", context_limit, 1)
+        self.memory.contexts = self.snapshots.bound.contexts = lambda: {self.main, *self.scheduler.contexts.values()}
         self.recorder = record if isinstance(record, Recorder) else Recorder(record, replay)
         self.recorder.attach(self)
         self.scheduler.woken = None if self.recorder.idle else self.recorder.woken

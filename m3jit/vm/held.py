@@ -1,0 +1,97 @@
+"""Bytes of state: what roots lead to, and what snapshots alone hold.
+
+Counted are pages of key/value streams, blocks of recurrent cells, pages of addressed memory and tensors in registers,
+each once however many versions share it, and for every snapshot `REGISTERS` bytes for its lists.  What a running
+context leads to as well is not a snapshot's.
+
+Counting takes time in proportion to the state, so it is done only when the bound may have been reached: what snapshots
+alone hold can have grown by no more than the running contexts had at the last count, and the blocks and pages made
+since.  Tensors are no part of that estimate; they are counted after every `EVERY` snapshots at the latest.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Iterator
+
+from m3jit.errors import UserError
+from m3jit.isa import spare
+from m3jit.isa.cells import CellState
+from m3jit.isa.kv import KVStream
+from m3jit.isa.types import Tensor
+from m3jit.vm import memory
+
+DEFAULT_BOUND = 4 << 30            # bytes that snapshots alone may hold
+REGISTERS = 4096                   # bytes of a root's register lists and their entries, about
+EVERY = 4096                       # snapshots between two counts, at most
+DEFAULT_CONTEXTS = 1024            # contexts of a machine at one time
+
+
+def count_of(name: str, value: Any, least: int) -> int:
+    """An option that is a whole number.  UserError: it is none, or less than `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name}={value!r}; a whole number, {least} or more")
+    return value
+
+
+def parts(root: Any) -> Iterator[tuple[Any, int]]:
+    """(object, bytes) of what a context, or the root of a snapshot, leads to; an object may come several times."""
+    frame, banks = root.frames, [root.R, root.V]
+    while frame is not None:
+        banks += [frame.R, frame.V]
+        frame = frame.parent
+    for bank in banks:
+        for value in bank:
+            if value.__class__ is Tensor:
+                yield value.data, value.data.nbytes
+    for value in root.states.values():
+        if value.__class__ is KVStream:
+            size = value.page_bytes
+            for layer in value.layers.values():
+                for page in layer.pages:
+                    yield page, size
+        elif value.__class__ is CellState:
+            for cell in value.cells.values():
+                yield cell.memory, cell.memory.data.nbytes
+    for pages in root.memory.pages.values():
+        for page in pages.map.values():
+            yield page, memory.PAGE
+
+
+def distinct(roots: Iterable[Any], seen: set[int]) -> int:
+    """Bytes that the roots lead to and that are not in `seen` (identities) yet; adds them."""
+    total = 0
+    for root in roots:
+        for thing, size in parts(root):
+            if id(thing) not in seen:
+                seen.add(id(thing))
+                total += size
+    return total
+
+
+class Bound:
+    """Watches what snapshots alone hold.  contexts: the running ones; set by the machine."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.contexts: Callable[[], Iterable[Any]] = lambda: ()
+        self._held = self._running = self._since = 0             # bytes at the last count; snapshots since
+        self._made = _made()
+
+    def may_be_passed(self) -> bool:
+        """Whether a count is due, with one more snapshot."""
+        self._since += 1
+        most = self._held + self._running + _made() - self._made + REGISTERS * self._since
+        return most > self.limit or self._since >= EVERY
+
+    def count(self, snapshots: Iterable[Any]) -> int:
+        """Bytes that these snapshots alone hold."""
+        seen: set[int] = set()
+        kept = list(snapshots)
+        self._running = distinct(self.contexts(), seen)
+        self._held = distinct((s.root for s in kept), seen) + REGISTERS * len(kept)
+        self._since, self._made = 0, _made()
+        return self._held
+
+
+def _made() -> int:
+    """Bytes of blocks and pages that this process has handed out so far."""
+    return spare.handed_out + memory.made * memory.PAGE
