@@ -27,11 +27,10 @@ class SavedSession:
 
     def save(self: Any, store: Store | str | Path, name: str = "session", notes: Any = None) -> Version:
         """Save all of the session, but for what `undo` would take back, as the next version of a name in a store (a
-        folder: it is opened for this); it is on the disk when this returns.  Loops over `generate` end.
+        folder: it is opened for this); it is on the disk when this returns.
 
         notes: a tree of plain values, kept with it.  StoreError (m3jit.durable): it cannot be written."""
         with self._exclusive(), _opened(store, True) as found:
-            self._settle()
             return write(self, self._state(), found, name, notes)
 
     def load(self: Any, store: Store | str | Path, name: str = "session", number: int | None = None) -> Any:
@@ -39,7 +38,6 @@ class SavedSession:
 
         StoreError: there is none, it is damaged, or it was saved with another model; nothing changes then."""
         with self._exclusive(), _opened(store, False) as found:
-            self._settle()
             state, notes = read(self, found, name, number)
             self._room(len(state.tokens))
             self._take(state)
@@ -50,11 +48,6 @@ class SavedSession:
     def state_key(self: Any) -> Any:
         """What states depend on besides tokens: the model, its adapters, the options of its program."""
         return self.model.key_of(self._options)
-
-    def place(self: Any, point: Checkpoint) -> None:
-        """Put these states into the machine, at its beginning; the next `generate` puts it where the tokens end."""
-        self._settle()
-        self._machine.place(point)
 
 
 @contextlib.contextmanager
@@ -72,24 +65,24 @@ def _opened(store: Store | str | Path, write: bool) -> Iterator[Store]:
 
 def write(session: "Session", state: SessionState, store: Store, name: str, notes: Any) -> Any:
     """Commit a session's state, with `notes` (a tree of plain values); the committed version.  StoreError."""
-    vm = session.machine
+    machine = session.another_machine()                # its snapshots are gone with it
     latest = state.latest.cut(min(state.valid, state.latest.rows)) or Checkpoint(0, {})
     points = thinned(list(state.points), POINTS)
     prompts = thinned(list(state.prompts), POINTS)
     handles = []
     for point in (*points, *prompts):
-        session.place(point)
-        handles.append(vm.fork())
-    session.place(latest)
+        machine.place(point)
+        handles.append(machine.vm.fork())
+    machine.place(latest)
     noted = ["session", LAYOUT, _key(session), np.array(state.tokens, np.int64).tobytes(),
              np.array(state.random, np.int64).tobytes(), state.start, state.rest, state.finish_reason,
              [p.rows for p in (latest, *points, *prompts)], len(points), notes]
-    return store.commit(vm, name, noted, handles)
+    return store.commit(machine.vm, name, noted, handles)
 
 
 def read(session: "Session", store: Store, name: str, number: int | None) -> tuple[SessionState, Any]:
     """The state that was committed, in a session of the same model and options, and its notes.  StoreError."""
-    vm = session.machine
+    vm = session.another_machine().vm
     restored = store.restore(vm, name, number)
     where = f"{store.path}: {brief(repr(name))}"
     noted = restored.notes

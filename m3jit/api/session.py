@@ -74,10 +74,14 @@ class Session(SavedSession):
         if prompt is not None:
             self.append(prompt)
 
+    def another_machine(self) -> SessionMachine:
+        """A machine with this session's program and settings that has computed nothing."""
+        return SessionMachine(self.model.machine(self._program, self.settings, self.context, self._matcher,
+                                                 backend=self._backend, threads=self._threads))
+
     def _start(self) -> None:
         """A fresh machine."""
-        self._machine = SessionMachine(self.model.machine(self._program, self.settings, self.context, self._matcher,
-                                                          backend=self._backend, threads=self._threads))
+        self._machine = self.another_machine()
         self._machine.vm.set_sink("LOGPROBS", lambda item: self._generated and self._generated.take_logprobs(item))
         self._generated: GeneratedText | None = None   # what the machine is at; None: it stands somewhere else
         self._last_point = 0
@@ -235,6 +239,7 @@ class Session(SavedSession):
         try:
             item = self._machine.step()
         except BaseException:                          # the machine is of no use any more; the tokens are
+            self._evaluated += max(0, self._machine.evaluated)
             self._start()
             raise
         token = int.from_bytes(item, "little", signed=True)

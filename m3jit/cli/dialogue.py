@@ -45,6 +45,7 @@ class Dialogue:
         self.single = terminal and (keys.available() if single is None else single)
         self.forks: dict[str, Any] = {}                # conversations that wait, by name
         self.name, self.store, self._saved = MAIN, store, None
+        self._reader = keys.KeyReader(sys.stdin.fileno()) if self.single else None
         self.commands: dict[str, Callable[[str], bool | None]] = {
             "help": lambda _: note(HELP), "exit": lambda _: False, "quit": lambda _: False, "reset": self._reset,
             "undo": self._undo, "system": self._system, "save": self._save, "context": self._context,
@@ -161,7 +162,7 @@ class Dialogue:
         before = signal.signal(signal.SIGINT, stop)
         try:
             with keys.single_keys() if self.single else contextlib.nullcontext() as fd:
-                watch = keys.Watch(fd, self.talk.stop) if self.single else None
+                watch = keys.Watch(fd, self._reader, self.talk.stop) if self.single else None
                 try:
                     yield
                 finally:
@@ -185,12 +186,11 @@ class Dialogue:
             draw()
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            with keys.single_keys(again) as fd:
-                reader = keys.KeyReader(fd)
+            with keys.single_keys(again):
                 while True:
                     try:
                         draw()
-                        ended = picker.key(reader.key())
+                        ended = picker.key(self._reader.key())
                     except KeyboardInterrupt:
                         ended = picker.key(keys.INTERRUPT)
                     if ended:

@@ -91,6 +91,11 @@ class KeyReader:
         self._fd, self._read, self._held = fd, read, b""
         self._waiting = waiting or (lambda fd, seconds: bool(select.select([fd], [], [], seconds)[0]))
 
+    @property
+    def held(self) -> bool:
+        """Whether something has been read that no key was made of yet."""
+        return bool(self._held)
+
     def key(self) -> str:
         """The next key, waiting for it; "" for one that has no meaning here."""
         first = self._byte(None)
@@ -134,24 +139,23 @@ class KeyReader:
 
 
 class Watch:
-    """Calls `pressed` from a thread of its own when Esc is pressed, until `close`; other keys are read and dropped."""
+    """Calls `pressed` from a thread of its own when Esc is pressed; keys before it are dropped, those behind it stay.
+    `close` ends the thread."""
 
-    def __init__(self, fd: int, pressed: Callable[[], Any]):
-        self._fd, self._pressed = fd, pressed
+    def __init__(self, fd: int, reader: KeyReader, pressed: Callable[[], Any]):
+        self._fd, self._reader, self._pressed = fd, reader, pressed
         self._wake, self._end = os.pipe()
         self._thread = threading.Thread(target=self._listen, name="m3jit keys", daemon=True)
         self._thread.start()
 
     def _listen(self) -> None:
-        reader = KeyReader(self._fd)
         while True:
-            ready = select.select([self._fd, self._wake], [], [])[0]
-            if self._wake in ready:
+            if not self._reader.held and self._wake in select.select([self._fd, self._wake], [], [])[0]:
                 return
-            key = reader.key()
+            key = self._reader.key()
             if key == ESC:
                 self._pressed()
-            elif key == EOF:                           # nothing more will come
+            if key in (ESC, EOF):                      # EOF: nothing more will come
                 return
 
     def close(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from m3jit.api.checkpoints import EverySentence, EveryToken, EveryTokens, thinned
 from m3jit.api.generation import load_model
 from m3jit.api.session import ContextFull, Session
+from m3jit.api.session_state import SessionState
 from m3jit.durable import Store
 from m3jit.errors import UserError
 from m3jit.models.grammar import Grammar
@@ -213,6 +215,61 @@ def test_sentences():
     assert all(policy.due(3, text) for text in (".", "!”", "? ", "\n", "end.)", "…"))
     assert not any(policy.due(3, text) for text in (" and", ",", "3.5", "", "”"))
     assert policy.due(50, "and")
+
+
+# Anything in any order.
+
+def wander(session: Session, steps: int, random: Random) -> None:
+    """Random operations; whenever something was generated, a session that begins with the same tokens gives the same."""
+    made, kept = [session], []
+    for _ in range(steps):
+        one = random.choice(made)
+        size = len(one.tokens)
+        what = random.choice(("generate", "generate", "rollback", "inject", "fork", "undo", "snapshot", "restore", "append"))
+        if what == "generate" and size and size < one.context - 12 and one.finish_reason != "stop":
+            fresh = session.fork()                     # of the same program; it computes all tokens again
+            fresh._take(SessionState(tokens=one.tokens, start=one.start, rest=one._rest, random=tuple(one._random)))
+            count, waiting, evaluated = random.randint(1, 9), one.waiting, one.evaluated
+            said = [(p.text, p.tokens, p.finish_reason) for p in one.generate(count)]
+            assert said == [(p.text, p.tokens, p.finish_reason) for p in fresh.generate(count)]
+            assert one.tokens == fresh.tokens and one._random == fresh._random and one.text == fresh.text
+            assert waiting <= one.evaluated - evaluated <= waiting + count
+            fresh.close()
+        elif what == "rollback" and size:
+            one.rollback(to_token=random.randint(max(1, size - 30), size))
+        elif what in ("inject", "append") and size < one.context - 80:
+            getattr(one, what)([random.randint(5, 200) for _ in range(random.randint(1, 70 if what == "append" else 6))])
+        elif what == "fork" and len(made) < 6:
+            made.append(one.fork())
+        elif what == "undo":
+            one.undo()
+        elif what == "snapshot":
+            kept.append(one.snapshot())
+        elif what == "restore" and kept:
+            one.restore(random.choice(kept))
+            assert one.tokens in [state.tokens for state in kept]
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("settings", [SAMPLED, {"temperature": 1.0}], ids=["penalty", "plain"])
+def test_any_order(model, seed, settings):
+    wander(session(model, [9, 8, 7], **settings), 60, Random(seed))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_order_with_recurrent_states(recurrent, seed):
+    wander(session(recurrent[0], [9, 8, 7], temperature=1.0, checkpoints=[EveryTokens(4), EveryToken(keep=3)][seed]), 50,
+           Random(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_many_orders(model, recurrent, seed):
+    """pytest -m slow tests/api/test_session.py -k many_orders"""
+    wander(session(model, [9, 8, 7], **SAMPLED), 200, Random(seed))
+    wander(session(recurrent[0], [9, 8, 7], temperature=1.0, checkpoints=EveryTokens(1 + seed % 9)), 100, Random(seed))
 
 
 # Forks, undoing, snapshots.
