@@ -198,7 +198,10 @@ class KVStream:
         if length // PAGE + 1 != count or any(f.length != length or len(f.pages) != count for f in found):
             return None
         if not known:
-            rank = self._rank = _Rank(layers, kv_pages.common_mark([f.pages[-1] for f in found]), count,
+            last = [f.pages[-1] for f in found]
+            if not kv_pages.all_different(last):       # a claim of all would be one page's, for two layers to write to
+                return None
+            rank = self._rank = _Rank(layers, kv_pages.common_mark(last), count,
                                       np.array([f.pages.address for f in found], np.int64))
         return rank, length
 

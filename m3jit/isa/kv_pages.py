@@ -125,10 +125,11 @@ class Page:
 
 
 def take_all(pages: Sequence[Page], first: int, stop: int) -> list[Claim | None]:
-    """`Mark.take` for the last pages of several layers: one claim for pages that share a mark."""
+    """`Mark.take` for the last pages of several layers: one claim for pages that share a mark.  Where two layers have
+    the same page, one of them gets it."""
     with lock:
         sharing: dict[Mark, int] = {}
-        for page in pages:
+        for page in pages if all_different(pages) else ():
             sharing[page.mark] = sharing.get(page.mark, 0) + 1
         together = {mark: mark.take(first, stop) for mark, count in sharing.items() if count == mark.members}
         out = []
@@ -139,6 +140,11 @@ def take_all(pages: Sequence[Page], first: int, stop: int) -> list[Claim | None]
             else:
                 out.append(together[page.mark])
         return out
+
+
+def all_different(pages: Sequence[Page]) -> bool:
+    """Are these as many pages as there are names for them?"""
+    return len(set(pages)) == len(pages)
 
 
 def common_mark(pages: Sequence[Page]) -> Mark:

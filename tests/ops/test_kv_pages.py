@@ -281,6 +281,26 @@ def test_truncation_and_rollback_by_one_layer_at_a_time():
     assert short.append(0, rows(1, 2), -rows(1, 2)).pages(0)[1] is place
 
 
+@pytest.mark.parametrize("shared", [1, 2])
+def test_layers_that_have_one_page_do_not_write_to_it_both(shared):
+    """As when equal pages are stored once."""
+    s = append(empty(), rows(PAGE, 1))
+    first, mark = s.pages(0)[0], Mark(shared)
+    first.mark = mark
+    claim = mark.take(0, PAGE)
+    whole = KVStream(s.geometry, s.dtype, {k: Layer.of([first], PAGE, [claim]) for k in LAYERS})
+    del s, claim
+    short = whole.truncate(30)
+    del whole
+    for layers in (LAYERS, (0, 1)):
+        new = rows(3, 2)
+        longer = append(short, new, layers)
+        longer = append(longer, new, layers)
+        for k in layers:
+            np.testing.assert_array_equal(longer.rows(k)[0], np.concatenate([rows(PAGE, 1)[:30]] + 2 * [new * (k + 1)]))
+        del longer
+
+
 def test_layers_of_one_append_share_a_mark():
     s = append(append(empty(), rows(64, 1)), rows(5, 2))
     assert len({p.mark for layer in LAYERS for p in [s.pages(layer)[-1]]}) == 1
