@@ -366,7 +366,8 @@ def test_an_end_tells_clients_it_does_not_wait_for(model, monkeypatch, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_an_end_tells_clients_that_wait(model):
+def test_an_end_tells_clients_that_wait(model, monkeypatch):
+    monkeypatch.setattr("m3jit.serve.server.LAST_WORDS", 30.0)     # a slow machine has the time to say it
     with running(model, batch=1, drain=0.0) as server:
         gate = Gate(server.engine)
         body = {"model": "default", "prompt": "She", "max_tokens": 400}
@@ -378,11 +379,12 @@ def test_an_end_tells_clients_that_wait(model):
             connection, response = server.open_stream(PLAIN, body)
             assert wait_for(lambda: server.engine.waiting == 2)
             stopping = pool.submit(server.stop)
-            assert wait_for(lambda: gate.one_more() or not server.engine._thread.is_alive())
-            for status, found in (first.result(), second.result()):
-                assert status == 503 and found["error"]["code"] == "server_stopping"
+            assert wait_for(lambda: server.engine._closing and server.engine.waiting == 0), "while the first one stands"
+            status, found = second.result()
+            assert status == 503 and found["error"]["code"] == "server_stopping"
             assert events(response.read())[-1]["error"]["code"] == "server_stopping"
             connection.close()
+            assert wait_for(lambda: gate.one_more() or not server.engine._thread.is_alive())
             stopping.result()
         assert wait_for(server.nothing_left)
 
