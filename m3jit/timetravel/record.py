@@ -92,6 +92,8 @@ def head_of(vm: Any, command: str = "") -> dict[str, Any]:
         "models": {reference: fingerprint(vm.load_model(reference)) for reference in sorted(set(program.models.values()))},
         "seed": vm.seed, "wait_input": vm.wait_input, "max_steps": vm.max_steps, "memory_limit": vm.memory.limit,
         "tensor_limit": vm.xp.limit_bytes, "ring_capacity": vm.ring_capacity, "snapshot_window": vm.snapshots.window,
+        "limits": {name: value for name, value in (("context_limit", getattr(vm, "context_limit", None)), (
+            "snapshot_memory", getattr(getattr(vm.snapshots, "bound", None), "limit", None))) if value is not None},
         "backend": vm.backend, "threads": vm.threads or 0,
         "registers": {str(reg): _kept(reg, value) for reg, value in vm.main.live_registers().items()},
     }

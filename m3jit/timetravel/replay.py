@@ -19,7 +19,8 @@ from m3jit.vm.vm import VM
 
 _FIELDS = {"m3jit": str, "name": str, "hash": str, "size": int, "packed": bytes, "program": bytes, "models": dict,
            "seed": int, "wait_input": bool, "memory_limit": int, "ring_capacity": int, "snapshot_window": int,
-           "registers": dict}
+           "limits": dict, "registers": dict}
+_LIMITS = {"context_limit", "snapshot_memory"}
 STOPPED = ("Interrupted", "KeyboardInterrupt", "SystemExit", "LimitError", "SinkClosed", "LogFailed")
 
 
@@ -38,8 +39,9 @@ def program_of(head: dict[str, Any], path: str) -> Program:
     for name, kind in _FIELDS.items():
         if not isinstance(head.get(name), kind):
             raise LogError(f"{path}: does not say its {name!r}; another program made the file, or it is damaged")
-    for name in ("max_steps", "tensor_limit"):
-        if head.get(name) is not None and not isinstance(head[name], int):
+    numbers = {name: head.get(name) for name in ("max_steps", "tensor_limit")} | head["limits"]
+    for name, value in numbers.items():
+        if value is not None and type(value) is not int or name in head["limits"] and name not in _LIMITS:
             raise LogError(f"{path}: its {name!r} is no number; the file was changed after it was written")
     raw = head["program"]
     if head["packed"]:
@@ -181,7 +183,7 @@ def machine(head: dict[str, Any], program: Program, models: Any, recorder: Recor
     """The machine of a log's head, before its first instruction."""
     vm = VM(program, backend, threads, head.get("max_steps"), models=models, files=files, wait_input=head["wait_input"],
             seed=head["seed"], snapshot_window=head["snapshot_window"], memory_limit=head["memory_limit"],
-            tensor_limit=head.get("tensor_limit"), ring_capacity=head["ring_capacity"], record=recorder,
+            tensor_limit=head.get("tensor_limit"), ring_capacity=head["ring_capacity"], record=recorder, **head["limits"],
             checkpoints=Checkpoints())
     for name, value in head["registers"].items():
         vm.set(name, value)

@@ -247,7 +247,7 @@ def test_a_program_that_unpacks_to_more_than_it_says(tmp_path):
     from m3jit.timetravel.replay import program_of
     head = {"m3jit": "0", "name": "x", "hash": "0", "size": 100, "packed": zlib.compress(bytes(10 ** 7)), "program": b"",
             "models": {}, "seed": 0, "wait_input": False, "memory_limit": 1, "ring_capacity": 1, "snapshot_window": 1,
-            "registers": {}}
+            "limits": {}, "registers": {}}
     tracemalloc.start()
     with pytest.raises(LogError, match="not the one its hash names"):
         program_of(head, "log")
@@ -259,3 +259,5 @@ def test_a_program_that_unpacks_to_more_than_it_says(tmp_path):
         program_of(head | {"packed": b"abc"}, "log")
     with pytest.raises(LogError, match="does not say its 'seed'"):
         program_of(head | {"seed": "1"}, "log")
+    with pytest.raises(LogError, match="its 'files' is no number"):
+        program_of(head | {"limits": {"files": "/"}}, "log")

@@ -110,7 +110,7 @@ def test_contexts_take_their_turns_where_they_did(tmp_path, recorded):
     assert "block" in events and "wake" in events
     for backend in ("interpreter", "cpu", "auto"):
         report, again = replay(tmp_path / "log", backend=backend)
-        assert again == "".join(wrote).encode() and report.instructions == vm.retired
+        assert again == "".join(map(str, wrote)).encode() and report.instructions == vm.retired
 
 
 def _events(path: Path) -> list:
@@ -323,3 +323,48 @@ def repeat_random(path: Path, seed: int, backends: tuple[str, ...]) -> None:
     for backend in backends:
         report, again = replay(path, backend=backend)
         assert again == "".join(map(str, wrote)).encode() and report.instructions == vm.retired, (seed, backend)
+
+
+@pytest.mark.parametrize("recorded", ["interpreter", "cpu"])
+def test_interrupts_are_seen_where_they_were_seen(tmp_path, recorded):
+    """Raised from another thread, at whatever moment."""
+    import threading
+    source = """
+    .data
+    x: .f32 [[1, 0.5], [0.25, 1]]
+    .text
+    LOADI rX, @x
+    LOADI rSeen, 0
+    LOADI rN, 0
+again:
+    MATVEC rX, rX, rX
+    SOFTMAX rX, rX
+    ADD rN, rN, 1
+    IF_INTERRUPT seen
+    COMPARE rSeen, 5
+    IF_LESS again
+    STREAM rX, LINE
+    HALT
+seen:
+    ADD rSeen, rSeen, 1
+    STREAM rN, LINE
+    JUMP again
+    """
+    wrote: list[str] = []
+    recording = Recording(str(tmp_path / "log"), 2)
+    vm = VM(assemble(source, "prog.m3asm"), recorded, record=recording.recorder)
+    vm.set_sink("OUTPUT", wrote.append)
+    done = threading.Event()
+
+    def poke() -> None:
+        while not done.wait(0.001):
+            vm.interrupt()
+    thread = threading.Thread(target=poke)
+    thread.start()
+    recording.run(vm)
+    done.set()
+    thread.join()
+    assert [e.what for e in _events(tmp_path / "log")].count("interrupt") == 5
+    for backend in ("interpreter", "cpu"):
+        report, again = replay(tmp_path / "log", backend=backend)
+        assert again == "".join(map(str, wrote)).encode() and report.instructions == vm.retired
