@@ -48,9 +48,9 @@ def store(folder: str, verify: bool, repair: bool, compact: bool, remove: str | 
 def _rows(found: Any) -> Iterator[tuple[str, str, str, str]]:
     for name in found.names():
         newest = found.latest(name)
-        _, when, nbytes = (*newest.facts, 0, 0, 0)[:3]
-        written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when / 1e9)) if 0 < when < 1e19 else "?"
-        yield name, str(newest.number), written, f"{nbytes:,}"
+        when = newest.time / 1e9
+        written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if 0 < when < 1e10 else "?"
+        yield name, str(newest.number), written, f"{newest.bytes:,}"
 
 
 class _OnDemand:

@@ -42,7 +42,7 @@ class Checkpoints:
         """Write a `Snapshot`, a state or a tensor as the checkpoint in a folder; bytes of blocks written."""
         store = self._store(folder)
         if isinstance(value, Snapshot):
-            return int(version.write(store, vm, vm.main, NAME, of=value).facts[2])
+            return version.write(store, vm, vm.main, NAME, of=value).bytes
 
         def build(writer: Any) -> Any:
             packing = roots.Packing(vm, writer)
@@ -55,7 +55,7 @@ class Checkpoints:
                 content = [codec.kind, codec.pack(value, packing)]
             return ["value", LAYOUT, content, packing.models]
         try:
-            return int(store.put(NAME, build, [b""]).facts[2])
+            return store.put(NAME, build).bytes
         except (TypeError, ValueError) as e:
             raise StoreError(f"{store.path}: cannot be stored: {e}") from None
 
@@ -99,7 +99,7 @@ class Checkpoints:
         store = self._own()
         self.flush()
         name = RUN if snapshot.context == vm.main.id else f"context {snapshot.context}"
-        return int(version.write(store, vm, vm.main, name, [self._end], of=snapshot).facts[2])
+        return version.write(store, vm, vm.main, name, [self._end], of=snapshot).bytes
 
     def append(self, vm: Any, offset: int, data: bytes, durable: bool) -> int:
         """Add to the log.  offset: 0, or the log's length."""

@@ -91,7 +91,7 @@ def _write(log: Log, blocks: Blocks, store: "Store", kept: "dict[str, list[Versi
             log.append(pack(["append", name, at, piece]), sync=False)
     for versions in kept.values():
         for v in versions:
-            log.append(pack(["commit", v.name, v.number, v.root, v.facts, b""]), sync=False)
+            log.append(pack(["commit", *v.fields(), b""]), sync=False)
     log.sync()
     return appended
 

@@ -31,11 +31,17 @@ TIDY_BYTES = 256 << 20             # written since the last compaction, and as m
 
 @dataclass(frozen=True)
 class Version:
-    """A committed version.  number: 1 for the first of its name.  facts: what the writer noted."""
+    """A committed version.  number: 1 for the first of its name.  time: ns since 1970, when it was committed.
+    bytes: of the blocks that were new."""
     name: str
     number: int
     root: Ref
-    facts: list[Any]
+    time: int
+    bytes: int
+
+    def fields(self) -> list[Any]:
+        """As they stand in the log."""
+        return [self.name, self.number, self.root, self.time, self.bytes]
 
 
 @dataclass(frozen=True)
@@ -126,12 +132,12 @@ class Store:
         try:
             what, *rest = unpack(payload)
             if what == "commit":
-                name, number, root, facts, places = rest
+                name, number, root, when, nbytes, places = rest
                 if not (isinstance(name, str) and isinstance(number, int) and isinstance(root, Ref) and
-                        isinstance(facts, list) and not root.item):
+                        isinstance(when, int) and isinstance(nbytes, int) and not root.item):
                     raise ValueError("its fields have the wrong kinds")
                 self.blocks.add(unpack_places(places))
-                self.versions.setdefault(name, []).append(Version(name, number, root, facts))
+                self.versions.setdefault(name, []).append(Version(name, number, root, when, nbytes))
             elif what == "blocks":
                 self.blocks.add(unpack_places(rest[0]))
             elif what == "remove":
@@ -177,7 +183,7 @@ class Store:
             return b"".join(self.blocks.pieces(ref))
 
     # -- committing -------------------------------------------------------------------------------------------------
-    def put(self, name: str, build: Callable[[Writer], Any], facts: list[Any]) -> Version:
+    def put(self, name: str, build: Callable[[Writer], Any]) -> Version:
         """Commit what `build(writer)` gives, a tree (`m3jit.durable.tree`), as the next version of a name.
 
         It is on the disk when this returns.  StoreFull: the disk has no room; nothing changed.  StoreError: it cannot
@@ -190,12 +196,11 @@ class Store:
                 writer = Writer(self.blocks)
                 root = writer.blob(pack(build(writer)))
                 number = max((v.number for v in self.versions.get(name, [])), default=0) + 1
-                facts = [*facts, time.time_ns(), writer.bytes]
-                record = pack(["commit", name, number, root, facts, pack_places(writer.new.items())])
+                version = Version(name, number, root, time.time_ns(), writer.bytes)
+                record = pack(["commit", *version.fields(), pack_places(writer.new.items())])
                 writer.sync()
                 self.log.append(record)
                 writer.committed()
-            version = Version(name, number, root, facts)
             self.versions.setdefault(name, []).append(version)
             if self._bytes() > 2 * self._tidy + TIDY_BYTES:
                 with contextlib.suppress(StoreError):  # the commit stands, whatever becomes of this

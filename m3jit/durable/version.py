@@ -56,7 +56,7 @@ def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, s
         return ["version", LAYOUT, program_hash(vm.image), place, main, named, given, packing.models,
                 packing.model_handles(), packing.extension_handles(), notes]
     try:
-        return store.put(name, build, [program_hash(vm.image)])
+        return store.put(name, build)
     except (TypeError, ValueError) as e:
         raise StoreError(f"{store.path}: {brief(repr(name))}: cannot be stored: {e}") from None
 

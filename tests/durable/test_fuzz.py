@@ -109,7 +109,7 @@ def restore_mutant(saved: Any, rng: random.Random, other: Any) -> bool:
     before = state(vm)
     with Store.open(FOLDER, files=copy) as store:
         try:
-            store.put("vm", lambda writer: mutant(tree, rng, other), [])
+            store.put("vm", lambda writer: mutant(tree, rng, other))
         except (ValueError, StoreError):
             return False                               # no tree, or too deep
         store.verify()
@@ -141,7 +141,7 @@ def test_a_change_that_makes_sense_is_restored_and_others_are_refused(saved):
     for new, wrong in ((n + 1, ""), (None, "NoneType"), (["what"], "a value of kind"), ([n], "too many|a value")):
         copy, vm = disk.after_crash(0), every_kind()
         with Store.open(FOLDER, files=copy) as store:
-            store.put("vm", lambda writer: changed(tree, (4, 0, i, 1), new), [])
+            store.put("vm", lambda writer: changed(tree, (4, 0, i, 1), new))
             if not wrong:
                 store.restore(vm, "vm")
                 assert vm.main.R[number] == n + 1
@@ -156,8 +156,8 @@ def test_logs_with_strange_records(tree):
     disk = SimulatedDisk()
     Store.open(FOLDER, files=disk).close()
     log, _ = Log.open(disk, FOLDER / "log", True, lambda payload, offset: None)
-    for record in (tree, ["commit", "a", 1, tree, [], b""], ["blocks", tree], ["append", "a", tree, tree],
-                   ["remove", tree], [tree, tree], ["commit", tree, tree, Ref(b"0" * 16, 4), [tree], pack(tree)]):
+    for record in (tree, ["commit", "a", 1, tree, 1, 1, b""], ["blocks", tree], ["append", "a", tree, tree],
+                   ["remove", tree], [tree, tree], ["commit", tree, tree, Ref(b"0" * 16, 4), 1, 1, pack(tree)]):
         disk_now = disk.after_crash(1)
         log, _ = Log.open(disk_now, FOLDER / "log", True, lambda payload, offset: None)
         log.append(pack(record))
@@ -204,7 +204,7 @@ def test_one_block_named_a_million_times(monkeypatch):
             names = writer.block(block_files.DATA, page * (TABLE_CHUNK // HASH))
             table = writer.block(LIST, names * 65536)
             return [Ref(table, 65536 * TABLE_CHUNK, 4096)] * 2000
-        store.put("bomb", build, [])
+        store.put("bomb", build)
         reads = []
         real = block_files.Blocks.read
 

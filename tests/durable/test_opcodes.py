@@ -301,7 +301,7 @@ def test_a_full_disk_traps_and_the_last_version_is_whole(tmp_path):
         vm = loop(tmp_path, store)
         vm.step(1 + 2 * 6)
         disk.left = 1000
-        with pytest.raises(m3jit.Trap, match=r"test.m3asm:6: trap: FORK R\d, PERSIST.*: /.*: cannot (commit|append): No "
+        with pytest.raises(m3jit.Trap, match=r"test.m3asm:6: .*FORK R\d, PERSIST.*: /.*: cannot (commit|append): No "
                                              r"space left on device; the versions committed before are intact; make"):
             vm.run()
         assert store.latest("run").number == vm.get("rN") - 1 and store.verify() == []

@@ -31,7 +31,7 @@ def contents(name: str, number: int) -> list[bytes]:
 
 def put(store: Store, name: str) -> None:
     number = store.latest(name).number + 1 if name in store.names() else 1
-    store.put(name, lambda w: [w.blob(part) for part in contents(name, number)], [])
+    store.put(name, lambda w: [w.blob(part) for part in contents(name, number)])
 
 
 def scenario(disk: Any, acknowledged: dict[str, int]) -> None:
