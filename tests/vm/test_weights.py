@@ -22,3 +22,20 @@ def test_pieces_make_the_whole(tmp_path, monkeypatch, name, rows):
     assert packed.tobytes() == whole.tobytes() and store.mapped == len(whole) and store.in_memory == 0
     file, = (p for p in tmp_path.rglob("*.bin"))
     assert file.read_bytes()[HEADER:] == whole.tobytes()
+
+
+@pytest.mark.parametrize("nbytes", [0, 63, 64, 65, 1000, 64 * 7])
+def test_a_file_is_written_at_multiples_of_a_piece(monkeypatch, nbytes):
+    monkeypatch.setattr(weights, "PIECE_BYTES", 64)
+    data, written = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8), []
+
+    class File:
+        def write(self, piece) -> None:
+            written.append(bytes(piece))
+    pieces = weights._Pieces(File())
+    pieces.write(b"head")
+    for at in range(0, nbytes, 100):
+        pieces.write(data[at:at + 100])
+    pieces.flush()
+    assert b"".join(written) == b"head" + data.tobytes()
+    assert [len(w) for w in written[:-1]] == [64] * (len(written) - 1)
