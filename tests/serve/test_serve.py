@@ -356,6 +356,7 @@ def test_an_end_tells_clients_it_does_not_wait_for(model, monkeypatch, capfd):
         assert server.request("GET", "/health")[0] == 200          # behind the half request: that has arrived
         stopping = threading.Thread(target=server.stop)
         stopping.start()
+        assert wait_for(lambda: server.engine._closing)            # or it might say all of its text before
         assert wait_for(lambda: gate.one_more() or not server.engine._thread.is_alive())
         assert events(response.read())[-1]["error"]["code"] == "server_stopping"
         assert late.makefile("rb").read().startswith(b"HTTP/1.1 503 ")
