@@ -102,6 +102,10 @@ class StreamError(UserError):
     """A sink or source cannot be opened, written or read."""
 
 
+class BeyondReach(StreamError):
+    """A rollback asks an input for what it no longer has."""
+
+
 class UnsupportedError(UserError):
     """A backend or this machine cannot do what was asked; the message names what would."""
     exit_code = 6

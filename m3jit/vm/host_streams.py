@@ -8,6 +8,7 @@ from typing import Any, AsyncIterator, Callable, Iterable, Iterator
 import numpy as np
 
 from m3jit.errors import UserError
+from m3jit.vm.audio_ring import RATE, SECONDS, AudioRing
 from m3jit.vm.machine_io import resolve_file
 from m3jit.vm.sources import ArraySource, QueueSource, RingSource, Source
 from m3jit.vm.context import BY_INPUT, Context
@@ -53,6 +54,13 @@ class HostStreams:
             return False
         ctx.interrupt = BY_INPUT
         return ctx.retired >= ctx.quiet_until
+
+    def audio_input(self, name: str = "AUDIO_PCM", rate: int = RATE, seconds: float = SECONDS,
+                    channels: int = 1) -> AudioRing:
+        """Attach a source of sound that keeps the newest seconds; give it frames with `push`."""
+        ring = self.sources[name] = AudioRing(self.signal, name, rate, seconds, channels,
+                                              lambda: self.stop_word.set(ATTENTION))
+        return ring
 
     def close_input(self, source: str = "USER_INPUT") -> None:
         """Nothing more will be pushed."""

@@ -13,7 +13,7 @@ from typing import Any, Iterable, Iterator, Protocol
 
 import numpy as np
 
-from m3jit.errors import M3Error, StreamError
+from m3jit.errors import BeyondReach, M3Error, StreamError
 from m3jit.frontend.npy import read_npy
 from m3jit.vm.streams import Ring
 from m3jit.vm.waiting import Signal
@@ -78,7 +78,7 @@ class QueueSource:
     def read(self, position: int, count: int, blocking: bool) -> tuple[Any, int]:
         with self.signal:
             if position < self.base:
-                raise StreamError(f"input {self.name}: item {position} is beyond its reach (the oldest kept is "
+                raise BeyondReach(f"input {self.name}: item {position} is beyond its reach (the oldest kept is "
                                   f"{self.base}); a rollback went back further than {self.reach} items")
             if not self._has(position):
                 self.items.extend(islice(self.more, 1))          # in one step: an interrupt loses no item

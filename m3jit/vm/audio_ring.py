@@ -1,0 +1,85 @@
+"""Sound as it comes from a device: the newest seconds of it, which a program reads at its own pace.
+
+The device's position is its own; a context's position is a root value.  After a rollback the same window is read again,
+as long as the ring still has it.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numpy as np
+
+from m3jit.errors import BeyondReach, StreamError, UserError
+from m3jit.vm.sources import END, NOTHING
+from m3jit.vm.waiting import Signal
+
+RATE, SECONDS = 24_000, 2.0
+MOST_BYTES = 1 << 30               # of a ring
+
+
+class AudioRing:
+    """The newest `seconds` of samples f32 [frames, channels] at `rate` Hz.  `push` may be called from any thread.
+
+    A read of COUNT frames waits until they are there; COUNT 0 takes what is there, at least one frame."""
+
+    def __init__(self, signal: Signal, name: str = "AUDIO_PCM", rate: int = RATE, seconds: float = SECONDS,
+                 channels: int = 1, told: Callable[[], Any] = lambda: None):
+        """told: called after every change."""
+        frames = round(rate * seconds) if rate > 0 and 0 < seconds < MOST_BYTES else 0
+        if frames < 1 or channels < 1 or 4 * frames * channels > MOST_BYTES:
+            raise UserError(f"a ring of {seconds} s at {rate} Hz with {channels} channels; it holds 1 frame to "
+                            f"{MOST_BYTES} bytes")
+        self.name, self.signal, self.rate, self.channels = name, signal, rate, channels
+        self.frames = frames
+        self._samples = np.zeros((frames, channels), np.float32)
+        self.base = self.end = 0                       # frames the ring has: base .. end - 1
+        self.closed, self.told = False, told
+
+    def push(self, samples: Any) -> None:
+        """Frames [n] or [n, channels], float or 16-bit integers; the oldest make room.  StreamError: another shape or
+        type, or a closed ring."""
+        a = np.asarray(samples)
+        if a.dtype.kind not in "fi" or a.ndim not in (1, 2) or a.reshape(len(a), -1).shape[1:] != (self.channels,):
+            raise StreamError(f"audio ring {self.name}: takes samples [n, {self.channels}], got {a.dtype} {list(a.shape)}")
+        a = (a.astype(np.float32) / np.float32(32768.0) if a.dtype == np.int16 else a.astype(np.float32))
+        a = a.reshape(len(a), self.channels)
+        with self.signal:
+            if self.closed:
+                raise StreamError(f"audio ring {self.name} is closed; nothing can be pushed any more")
+            end = self.end + len(a)
+            self.base = max(self.base, end - self.frames)        # first: what is overwritten is not there any more
+            kept = a[-self.frames:]
+            at = (end - len(kept)) % self.frames
+            first = min(len(kept), self.frames - at)
+            self._samples[at:at + first], self._samples[:len(kept) - first] = kept[:first], kept[first:]
+            self.end = end
+            self.signal.notify()
+        self.told()
+
+    def close(self) -> None:
+        """No more sound: what is there can be read, then the end."""
+        with self.signal:
+            self.closed = True
+            self.signal.notify()
+        self.told()
+
+    def read(self, position: int, count: int, blocking: bool) -> tuple[Any, int]:
+        """(frames f32 [n, channels], next position); fewer than COUNT only at the end.  BeyondReach: the ring has the
+        frame at `position` no more."""
+        with self.signal:
+            if position < self.base:
+                raise BeyondReach(f"audio ring {self.name}: frame {position} is beyond its reach, {self.frames} frames "
+                                  f"({self.frames / self.rate:g} s); the oldest it has is {self.base}.  Read sooner, go "
+                                  f"back less far, or keep more seconds")
+            there = self.end - position
+            if there < max(count, 1) and not self.closed:
+                if not blocking:
+                    return NOTHING, position
+                self.signal.block(lambda: self.closed or self.end - position >= max(count, 1),
+                                  f"sound on {self.name}", True, self)
+            if there < 1:
+                return END, position
+            n = min(there, count) if count else there
+            at = position % self.frames
+            first = min(n, self.frames - at)
+            return np.concatenate([self._samples[at:at + first], self._samples[:n - first]]), position + n
