@@ -8,7 +8,6 @@ import click
 
 from m3jit.cli.options import UsageError
 from m3jit.cli.run import DEFAULT_PROMPT, run
-from m3jit.cli.terminal import note
 from m3jit.errors import Divergence, InternalError, UserError
 
 PROMPT = "(m3jit) "
@@ -105,8 +104,8 @@ def _debug(commands: tuple[str, ...], moved: tuple[str, ...], **options: Any) ->
         given = [p.opts[0] for p in run.params if p.name not in ("what", "backend", "threads", "memory_limit")
                  and p.name in options and options[p.name] not in (None, (), False, p.default)]
         if given:
-            raise UsageError(f"{', '.join(given)}: a log has the options of the run it recorded; only --backend, --threads and "
-                             "--model apply")
+            raise UsageError(f"{', '.join(given)}: a log has the options of the run it recorded; only --backend, "
+                             "--threads and --model apply")
         from m3jit.cli.machine import limit_memory
         from m3jit.cli.what import LazyModels
         limit_memory(options["memory_limit"])

@@ -42,7 +42,8 @@ class Debugger:
         for ctx in self.engine.contexts:
             if ctx.id == number:
                 return ctx
-        raise UserError(f"there is no context {number} now; there are {', '.join(str(c.id) for c in self.engine.contexts)}")
+        there = ", ".join(str(c.id) for c in self.engine.contexts)
+        raise UserError(f"there is no context {number} now; there are {there}")
 
     # -- stops ------------------------------------------------------------------------------------------------------
     def add_break(self, text: str) -> tuple[int, Breakpoint]:

@@ -52,7 +52,8 @@ def arrays(a: np.ndarray | None, b: np.ndarray | None, x: Tensor | None = None, 
     first = np.unravel_index(int(np.argmax(differ)), a.shape) if a.ndim else ()
     finite = gap[differ & np.isfinite(gap)]
     most = f", by at most {finite.max():.6g}" if finite.size else ""
-    return f"{int(differ.sum())} of {a.size} differ{most}; first at {[int(i) for i in first]}: {a[first]:.6g} -> {b[first]:.6g}"
+    where = [int(i) for i in first]
+    return f"{int(differ.sum())} of {a.size} differ{most}; first at {where}: {a[first]:.6g} -> {b[first]:.6g}"
 
 
 def _states(number: int, x: Any, y: Any) -> Iterator[str]:
@@ -67,7 +68,8 @@ def _states(number: int, x: Any, y: Any) -> Iterator[str]:
         for layer, part in sorted(set(x.cells) | set(y.cells)):
             p, q = x.array(layer, part), y.array(layer, part)
             if p is None or q is None or p.shape != q.shape:
-                yield f"{name} {part} of layer {layer}: {'new' if p is None else 'gone' if q is None else 'another shape'}"
+                how = "new" if p is None else "gone" if q is None else "another shape"
+                yield f"{name} {part} of layer {layer}: {how}"
             elif p.tobytes() != q.tobytes():
                 yield f"{name} {part} of layer {layer}: {arrays(p.astype(float), q.astype(float))}"
 
@@ -81,8 +83,8 @@ def _streams(x: KVStream, y: KVStream) -> Iterator[str]:
             said.setdefault(line, []).append(layer)
     for line, layers in said.items():
         whole = len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1))
-        yield f"layer{'s' if len(layers) > 1 else ''} {f'{layers[0]} to {layers[-1]}' if whole else ', '.join(map(str, layers))}: " \
-              f"{line}"
+        names = f"{layers[0]} to {layers[-1]}" if whole else ", ".join(map(str, layers))
+        yield f"layer{'s' if len(layers) > 1 else ''} {names}: {line}"
 
 
 def _layer(x: KVStream, y: KVStream, layer: int) -> str:
@@ -96,8 +98,8 @@ def _layer(x: KVStream, y: KVStream, layer: int) -> str:
                 for p, q in zip(x.rows(layer), y.rows(layer))]
         other = np.nonzero(rows[0] | rows[1])[0]
         first = int(other[0]) if len(other) else -1
-    length = f"{n} -> {m} rows" if n != m else f"{n} rows"
-    return length + (f", the first that differs is {first}" if first >= 0 else ", the common ones are equal" if n != m else "")
+    length, equal = (f"{n} -> {m} rows", ", the common ones are equal") if n != m else (f"{n} rows", "")
+    return length + (f", the first that differs is {first}" if first >= 0 else equal)
 
 
 def _memory(a: Any, b: Any) -> list[str]:
@@ -115,7 +117,8 @@ def _memory(a: Any, b: Any) -> list[str]:
                     spans[-1][1] = at
                 else:
                     spans.append([at, at])
-        out += [f"memory {NAMES[region]} 0x{region << 60 | first:016x} to 0x{region << 60 | last:016x} ({last - first + 1} bytes)"
+        base = region << 60
+        out += [f"memory {NAMES[region]} 0x{base | first:016x} to 0x{base | last:016x} ({last - first + 1} bytes)"
                 for first, last in spans[:RANGES]]
         if len(spans) > RANGES:
             out.append(f"memory {NAMES[region]}: {len(spans) - RANGES} more ranges")

@@ -15,7 +15,7 @@ from typing import Any, Callable
 from m3jit.errors import Divergence, InternalError, M3Error, UserError
 from m3jit.timetravel.history import History, Watcher
 from m3jit.timetravel.machine_state import MachineState
-from m3jit.vm.context import READY, WAITING, Context
+from m3jit.vm.context import READY, Context
 from m3jit.vm.stopping import ATTENTION
 
 KEPT = 64                          # checkpoints over the run
@@ -239,11 +239,6 @@ class Engine:
             return False
         self._hold(ctx)
         return True
-
-
-def waiting(contexts: list[Context]) -> list[Context]:
-    """Those that wait."""
-    return [c for c in contexts if c.status == WAITING]
 
 
 def check_time(text: str) -> int:

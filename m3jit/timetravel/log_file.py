@@ -4,9 +4,9 @@
     u8 kind, u8 0, u16 check, u32 length, u32 xxh32 of the payload; payload
 
 check is xxh32 of number, kind and length of the record, cut to 16 bits: it tells a damaged length from a file that ends
-early.  Kinds: 1 what was run (the first record, a `wire` dictionary), 2 events, 3 how it ended (the last record).  An event is
-its context, the instructions the context had completed since its event before, the number of its kind (0: a text follows)
-and a value.
+early.  Kinds: 1 what was run (the first record, a `wire` dictionary), 2 events, 3 how it ended (the last record).  An
+event is its context, the instructions the context had completed since its event before, the number of its kind (0: a
+text follows) and a value.
 
 A recording that is killed leaves a file that ends early (`LogReader.torn`), which is readable up to its last whole
 record.  Records are written at least every `PERIOD` seconds.  Anything else that is wrong is a `LogError`.
@@ -127,8 +127,9 @@ class LogWriter:
 
     def _raise(self) -> None:
         if self._error is not None:
-            raise LogFailed(f"{self.path}: cannot be written: {self._error.strerror or self._error}; the run was stopped. "
-                            f"What was recorded before can be replayed")
+            why = self._error.strerror or self._error
+            raise LogFailed(f"{self.path}: cannot be written: {why}; the run was stopped. What was recorded before can be "
+                            f"replayed")
 
 
 def _fits(what: str, value: Any) -> bool:

@@ -39,8 +39,8 @@ class MachineState:
         self.retired: int = vm.retired
         self._contexts = [(ctx, self._context(ctx)) for ctx in {vm.main.id: vm.main, **vm.scheduler.contexts}.values()]
         scheduler = vm.scheduler
-        self._scheduler = (list(scheduler.contexts), scheduler._order, scheduler._current, scheduler._used, scheduler._alone,
-                           scheduler.turns)
+        self._scheduler = (list(scheduler.contexts), scheduler._order, scheduler._current, scheduler._used,
+                           scheduler._alone, scheduler.turns)
         self._cut = vm._cut
         self._shared = vm.memory.shared.share()
         self._snapshots = [(s.id, s.parent, s.root, s.resume, s.context) for s in vm.snapshots.live()]

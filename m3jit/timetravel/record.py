@@ -80,16 +80,15 @@ def head_of(vm: Any, command: str = "") -> dict[str, Any]:
     """What a log says about a run: versions, program, models, options, registers that the host has set."""
     program = vm.image.program
     if program is None:
-        raise UserError("a machine of bare instructions cannot be recorded; give it a program (m3jit.assemble makes one)")
+        raise UserError("a machine of bare instructions cannot be recorded; give it a program (m3jit.assemble)")
     raw = program.to_bytes()
     packed = zlib.compress(raw, 6) if len(raw) <= COMPRESSED else b""
-    for ctx in (vm.main,):
-        if any(value is not None for value in ctx.S):
-            raise UserError("the host has set S registers of this machine; a log holds no states")
+    if any(value is not None for value in vm.main.S):
+        raise UserError("the host has set S registers of this machine; a log holds no states")
     return {
         "m3jit": m3jit.__version__, "command": command, "name": program.name, "hash": program_hash(raw),
         "size": len(raw), "packed": packed, "program": b"" if packed else raw,
-        "models": {reference: fingerprint(vm.load_model(reference)) for reference in sorted(set(program.models.values()))},
+        "models": {name: fingerprint(vm.load_model(name)) for name in sorted(set(program.models.values()))},
         "seed": vm.seed, "wait_input": vm.wait_input, "max_steps": vm.max_steps, "memory_limit": vm.memory.limit,
         "tensor_limit": vm.xp.limit_bytes, "ring_capacity": vm.ring_capacity, "snapshot_window": vm.snapshots.window,
         "limits": {name: value for name, value in (("context_limit", getattr(vm, "context_limit", None)), (

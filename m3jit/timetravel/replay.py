@@ -84,9 +84,9 @@ class KnownModels:
                 continue
             if fingerprint(model) == wanted:
                 return model
-        raise UserError(f"{self.path}: was recorded with another model under the name {reference!r}: its content has the hash "
-                        f"{wanted}, the one here {fingerprint(self.provider.load(reference))}. Give the file that was "
-                        f"used with --model")
+        here = fingerprint(self.provider.load(reference))
+        raise UserError(f"{self.path}: was recorded with another model under the name {reference!r}: its content has the "
+                        f"hash {wanted}, the one here {here}. Give the file that was used with --model")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.provider, name)
@@ -108,9 +108,9 @@ class Replay:
                             f"another version may differ. --any-version tries it, and says where they do")
         recorded = program_of(head, path)
         if program is not None and program_hash(program.to_bytes()) != head["hash"]:
-            raise UserError(f"{path}: is a log of another program than {program.name} ({head['name']}, hash {head['hash']}; "
-                            f"this one has {program_hash(program.to_bytes())}). Without a program, replay runs the copy in "
-                            f"the log")
+            raise UserError(f"{path}: is a log of another program than {program.name} ({head['name']}, hash "
+                            f"{head['hash']}; this one has {program_hash(program.to_bytes())}). Without a program, replay "
+                            f"runs the copy in the log")
         self.recorder = Recorder(replay=(), echo=echo)
         self.recorder.tape = Tape(self._events())
         self.recorder.digest = digest
@@ -151,8 +151,8 @@ class Replay:
         """How the run ended, against the end of the log."""
         left, end = self.recorder.tape.peek(), self.reader.end
         if left is not None:
-            raise Divergence(f"replay: the run ended after {self.vm.retired} instructions{_why(error)}, but the log goes on "
-                             f"with {left.what} of context {left.context} after {left.retired}")
+            raise Divergence(f"replay: the run ended after {self.vm.retired} instructions{_why(error)}, but the log goes "
+                             f"on with {left.what} of context {left.context} after {left.retired}")
         if end is None:
             if not isinstance(error, RecordEnds):
                 return                                 # the program ended before the recording was cut off
@@ -160,8 +160,8 @@ class Replay:
         found = "done" if error is None else type(error).__name__
         if isinstance(error, RecordEnds):
             if end["status"] not in STOPPED:
-                raise Divergence(f"replay: the run goes on after {self.vm.retired} instructions, where the recorded one ended "
-                                 f"({end['message'] or 'done'})")
+                raise Divergence(f"replay: the run goes on after {self.vm.retired} instructions, where the recorded one "
+                                 f"ended ({end['message'] or 'done'})")
         elif found != end["status"] or found != "LimitError" and str(error or "") != end["message"]:
             raise Divergence(f"replay: the run ended with: {str(error) if error else 'done'}; the recorded one with: "
                              f"{end['message'] or end['status']}")
@@ -183,8 +183,8 @@ def machine(head: dict[str, Any], program: Program, models: Any, recorder: Recor
     """The machine of a log's head, before its first instruction."""
     vm = VM(program, backend, threads, head.get("max_steps"), models=models, files=files, wait_input=head["wait_input"],
             seed=head["seed"], snapshot_window=head["snapshot_window"], memory_limit=head["memory_limit"],
-            tensor_limit=head.get("tensor_limit"), ring_capacity=head["ring_capacity"], record=recorder, **head["limits"],
-            checkpoints=Checkpoints())
+            tensor_limit=head.get("tensor_limit"), ring_capacity=head["ring_capacity"], record=recorder,
+            **head["limits"], checkpoints=Checkpoints())
     for name, value in head["registers"].items():
         vm.set(name, value)
     return vm

@@ -1,8 +1,8 @@
 """Where a run stops: in front of instructions, or behind one that changed something.
 
-A place is written `file.m3asm:12` or `12` (a line), `label`, `label+2` (instructions behind it), `0x40` (a pc) or a mnemonic
-(every such instruction).  What is watched is a register (`rX`, R3, V0, S1: the value, the state it names) or bytes of memory
-(`0x3000000000000010 16`).
+A place is written `file.m3asm:12` or `12` (a line), `label`, `label+2` (instructions behind it), `0x40` (a pc) or a
+mnemonic (every such instruction).  What is watched is a register (`rX`, R3, V0, S1: the value, the state it names) or
+bytes of memory (`0x3000000000000010 16`).
 """
 from __future__ import annotations
 

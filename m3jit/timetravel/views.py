@@ -198,9 +198,9 @@ def contexts(vm: Any, found: list[Context], current: Context | None) -> list[str
     out = []
     for ctx in found:
         waits = f" for {ctx.waiting_for.what}" if ctx.waiting_for is not None else ""
-        at = min(ctx.index, len(vm.image.pcs) - 1)
+        pc = vm.image.pcs[min(ctx.index, len(vm.image.pcs) - 1)]
         out.append(f"{'>' if ctx is current else ' '} {ctx.id}: {PRIORITIES[ctx.priority]} {ctx.status}{waits}, "
-                   f"{ctx.retired} instructions, 0x{vm.image.pcs[at]:04x} <{label_before(vm.image.program, vm.image.pcs[at])}>")
+                   f"{ctx.retired} instructions, 0x{pc:04x} <{label_before(vm.image.program, pc)}>")
     return out
 
 

@@ -18,7 +18,8 @@ from m3jit.vm.sources import END, NOTHING
 
 MAX_DEPTH = 16
 (NONE, FALSE, TRUE, INT, FLOAT, TEXT, BYTES, TUPLE, DICT, ARRAY, TENSOR, AT_END, NOT_NOW, RAISED, OUTPUT) = range(15)
-_ARRAYS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+_ARRAYS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
+           "float64")
 
 
 class WireError(UserError):

@@ -261,3 +261,41 @@ def test_a_program_that_unpacks_to_more_than_it_says(tmp_path):
         program_of(head | {"seed": "1"}, "log")
     with pytest.raises(LogError, match="its 'files' is no number"):
         program_of(head | {"limits": {"files": "/"}}, "log")
+
+
+def test_the_fuzz_reaches_the_reader():
+    """Lines of the reader that a fixed set of changed payloads executes; printed with -s."""
+    import inspect
+    import random
+    import sys
+    rng = random.Random(1)
+    code = {f.__code__: set() for f in vars(Reader).values() if inspect.isfunction(f)}
+
+    def trace(frame, what, _):
+        if frame.f_code not in code:
+            return None
+        if what == "line":
+            code[frame.f_code].add(frame.f_lineno)
+        return trace
+    samples = [e.value for e in EXAMPLES] + [{"a": (1.5, None, True, False)}, Tensor.of(np.ones(3, np.float32)),
+                                             Tensor.blocks(Q8_0, (1, 32), np.zeros(34, np.uint8)), np.ones(2, bool),
+                                             Tensor.of(np.array([True]))]
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for n in range(3000):
+            out = bytearray()
+            put(out, samples[n % len(samples)])
+            for _ in range(n % 4):
+                out[rng.randrange(len(out))] = rng.choice((0, 1, 9, 10, 127, 255, rng.randrange(256)))
+            try:
+                Reader(bytes(out)).value()
+            except WireError:
+                pass
+    finally:
+        sys.settrace(before)
+    every = {c: {line for _, _, line in c.co_lines() if line and line > c.co_firstlineno} for c in code}
+    missed = sorted(line for c, lines in every.items() for line in lines - code[c])
+    total = sum(map(len, every.values()))
+    print(f"wire.Reader: {total - len(missed)} of {total} lines executed; not {missed}")
+    assert len(missed) <= 0.05 * total
