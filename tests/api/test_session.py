@@ -438,6 +438,8 @@ def test_ends(model):
     small = session(model, context=len(model.encode(PROMPT)) + 5)
     run(small)
     assert small.finish_reason == "context" and len(small.tokens) <= small.context + 1
+    full = small.tokens
+    assert run(small) == "" and small.finish_reason == "context" and small.tokens == full
     said = model.generate(PROMPT, temperature=0, max_tokens=20).result()
     stop = said.split()[4]
     stopping = session(model, stop=[stop])

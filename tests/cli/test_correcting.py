@@ -19,7 +19,7 @@ from m3jit.cli.dialogue import Dialogue
 from m3jit.cli.picker import ACCEPT, CANCEL, HINT, Picker, wrap
 from m3jit.errors import UserError
 from m3jit.models.program import Options
-from tests.cli.command import process, source
+from tests.cli.command import call, process, source
 
 TEMPLATE = ("{% for m in messages %}{{ eos_token }}{{ m.role }}: {{ m.content }}\n{% endfor %}"
             "{% if add_generation_prompt %}{{ eos_token }}assistant:{% endif %}")
@@ -189,13 +189,16 @@ def test_a_session_by_the_command(tmp_path):
     command = ("chat", "default", "--chat-template", template, "--temp", "0", "-n", "8", "--threads", "1", "--session", folder)
     one = process(*command, stdin=b"Hello there\n")
     two = process(*command, stdin=b"And you?\n/save\n")
-    both = process(*command[:-2], stdin=b"Hello there\nAnd you?\n")
+    both = process(*command[:-2], stdin=b"Hello there\nAnd you?\n/save\n")
     assert one.code == two.code == 0 and one.out + two.out == both.out
     assert two.err.startswith("[2 messages, ") and "1 to compute before" in two.err
+    assert both.code == 1 and "begin with m3jit chat --session FOLDER" in both.err
+
+
+def test_a_folder_that_cannot_hold_a_session(capfd, tmp_path):
     file = source(tmp_path, "x", "file")
-    wrong = process(*command[:-1], file, stdin=b"")
-    assert wrong.code == 1 and str(file) in wrong.err
-    assert "begin with m3jit chat --session FOLDER" in process(*command[:-2], stdin=b"/save\n").err
+    got = call(capfd, "chat", "default", "--chat-template", source(tmp_path, TEMPLATE, "plain.jinja"), "--session", file)
+    assert got.code == 1 and got.out == "" and str(file) in got.err
 
 
 # Keys.
@@ -348,12 +351,17 @@ def test_a_paused_answer_is_corrected(child, key):
     assert made.end() == 0
 
 
-def test_leaving_an_answer_as_it_is(child):
-    made = child()
+def test_sleeping_waking_up_and_leaving_an_answer_as_it_is(child):
+    """Ctrl-Z gives the terminal back as it was; awake again, the place is shown again."""
+    made = child("job")
     made.type("Hello there\r")
     made.wait(r"( \w+){6}")
     made.type("\x1b")
     made.wait("Enter: go on")
+    made.type("\x1a")
+    made.wait("asleep, echo True")
+    made.wait("Enter: go on")
+    assert not made.echoes()
     made.type("\x1b")
     made.wait(r"\[stopped\]")
     made.wait("> ")
@@ -368,7 +376,7 @@ def test_leaving_an_answer_as_it_is(child):
     assert made.end() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_the_mode_comes_back_when_the_process_is_ended(child, number):
     made = child()
     made.type("Hello there\r")
@@ -378,24 +386,6 @@ def test_the_mode_comes_back_when_the_process_is_ended(child, number):
     assert not made.echoes()
     made.process.send_signal(number)
     assert made.process.wait(PATIENCE) in (-number, 128 + number) and made.echoes()
-
-
-def test_sleeping_and_waking_up(child):
-    """Ctrl-Z gives the terminal back as it was; awake again, the place is shown again."""
-    made = child("job")
-    made.type("Hello there\r")
-    made.wait(r"( \w+){6}")
-    made.type("\x1b")
-    made.wait("Enter: go on")
-    made.type("\x1a")
-    made.wait("asleep, echo True")
-    made.wait("Enter: go on")
-    assert not made.echoes()
-    made.type("\x1b")
-    made.wait(r"\[stopped\]")
-    made.wait("> ")
-    made.type("\x04")
-    assert made.end() == 0
 
 
 def test_a_terminal_that_cannot_draw(child):
