@@ -117,6 +117,16 @@ def _encode_tq2_0(x):
     return [pack_planes(digits, 32, 2), _half_bytes(d)]
 
 
+def _floor_log2(x):
+    """floor(log2(x)) of f32 values x > 0 in f64, log2 rounded to f32 first: just below a power of two it is that power's.
+
+    No logarithm is taken, so no library's last bit matters: log2 of a mantissa near 1 is (mantissa - 1) / ln 2, and
+    the others are far from a whole number."""
+    mantissa, exponent = np.frexp(x)                                  # mantissa in [0.5, 1)
+    near = (exponent + (mantissa - 1) * 1.4426950408889634).astype(np.float32) == exponent
+    return np.where(near, exponent, exponent - 1)
+
+
 # halfway points of the magnitudes 0 1 2 3 4 6 8 12; a value on one takes the smaller
 _E2M1_LIMITS = np.array([0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0])
 
@@ -124,8 +134,7 @@ _E2M1_LIMITS = np.array([0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0])
 def _encode_mxfp4(x):
     """e = floor(log2(max |x|)) - 2 + 127, at least 0 (log2 rounded to f32, as ggml has it); codes: nearest values."""
     peak = np.max(np.abs(x), axis=-1, keepdims=True).astype(np.float64)
-    log = np.floor(np.log2(np.where(peak > 0, peak, 1.0)).astype(np.float32))
-    e = np.where(peak > 0, np.maximum(log + 125, 0), 0).astype(np.uint8)
+    e = np.where(peak > 0, np.maximum(_floor_log2(peak) + 125, 0), 0).astype(np.uint8)
     magnitude = np.abs(x) / e8m0(e).astype(np.float64)                # exact: a division by a power of two
     code = (magnitude[..., None] > _E2M1_LIMITS).sum(axis=-1, dtype=np.uint8)
     return [e, _pair(code | ((x < 0) & (code > 0)).astype(np.uint8) << 3)]
