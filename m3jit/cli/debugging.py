@@ -19,9 +19,9 @@ class Debugging:
     path = None                                        # no log is written
     takes_input = True                                 # standard input is the debugger's
 
-    def __init__(self, commands: tuple[str, ...]):
+    def __init__(self, commands: tuple[str, ...], adapter: bool = False):
         from m3jit.timetravel.history import History, Watcher
-        self.commands, self.recorder = commands, Watcher(History(), live=True)
+        self.commands, self.adapter, self.recorder = commands, adapter, Watcher(History(), live=True)
 
     def run(self, vm: Any, command: str = "") -> None:
         """Let someone go through the run of a machine that stands before its first instruction."""
@@ -29,7 +29,7 @@ class Debugging:
         quiet(vm)
         debugger = Debugger(vm, self.recorder)
         try:
-            converse(debugger, self.commands)
+            converse(debugger, self.commands, self.adapter)
         finally:
             vm.close(complete=debugger.engine.ended == "the program has ended")
 
@@ -53,8 +53,12 @@ def quiet(vm: Any) -> None:
         vm.sinks[name] = Quiet(said, attribute)
 
 
-def converse(debugger: Any, commands: tuple[str, ...]) -> None:
-    """Execute the commands given, or those that are typed until the end."""
+def converse(debugger: Any, commands: tuple[str, ...], adapter: bool = False) -> None:
+    """Execute the commands given, or those that are typed until the end.  adapter: an editor's requests instead."""
+    if adapter:
+        from m3jit.cli.debug_adapter import Adapter
+        Adapter(debugger, sys.stdin.buffer, sys.stdout.buffer).serve()
+        return
     from m3jit.cli.debug_commands import Commands
     executor = Commands(debugger)
     interactive = not commands and sys.stdin.isatty()
@@ -97,7 +101,7 @@ def _typed(interactive: bool) -> Iterator[str]:
             print()
 
 
-def _debug(commands: tuple[str, ...], moved: tuple[str, ...], **options: Any) -> int:
+def _debug(commands: tuple[str, ...], moved: tuple[str, ...], adapter: bool, **options: Any) -> int:
     from m3jit.timetravel.debugger import is_log, open_log
     name = options["what"]
     if name is not None and is_log(name):
@@ -111,11 +115,11 @@ def _debug(commands: tuple[str, ...], moved: tuple[str, ...], **options: Any) ->
         limit_memory(options["memory_limit"])
         debugger = open_log(name, LazyModels(), options["backend"], options["threads"], moved)
         quiet(debugger.vm)
-        converse(debugger, commands)
+        converse(debugger, commands, adapter)
         return 0
     if moved:
         raise UsageError("--model: says where a log's model lies now; name a model as WHAT")
-    return run.callback(recording=Debugging(commands), **_with_input(options))     # type: ignore[misc]
+    return run.callback(recording=Debugging(commands, adapter), **_with_input(options))     # type: ignore[misc]
 
 
 def _with_input(options: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +140,8 @@ debug = click.Command(
     params=[*run.params,
             click.Option(["--command", "-x", "commands"], multiple=True, metavar="COMMAND",
                          help="Execute a command instead of those typed. Repeated: in order."),
+            click.Option(["--dap", "adapter"], is_flag=True,
+                         help="Speak the Debug Adapter Protocol on standard input and output, for editors."),
             click.Option(["--model", "moved"], multiple=True, metavar="FILE", help="A log's model that lies elsewhere now.")],
     epilog="`help` in the debugger lists its commands. Standard input that is no terminal is a script of commands.",
     help="""Go through a run forward and backward: of a LOG that `m3jit record` wrote, or of WHAT, which is run with the options of

@@ -1,0 +1,212 @@
+"""A part of the Debug Adapter Protocol over standard input and output, for editors.
+
+Messages are JSON behind a `Content-Length` header.  A context is a thread, a call frame a stack frame.  The variables
+of a frame are its registers; `evaluate` takes the commands of the terminal (`print rX`, `diff @100`).
+
+https://microsoft.github.io/debug-adapter-protocol/specification
+"""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, BinaryIO, Callable
+
+from m3jit.cli.debug_commands import Commands
+from m3jit.errors import Divergence, InternalError, M3Error, UserError
+from m3jit.timetravel import views
+from m3jit.timetravel.debugger import Debugger
+from m3jit.vm.values import Handle
+
+LONGEST = 1 << 24                  # bytes of a message
+CAPABILITIES = {"supportsConfigurationDoneRequest": True, "supportsStepBack": True, "supportsDataBreakpoints": False,
+                "supportsEvaluateForHovers": False, "supportsFunctionBreakpoints": True}
+SCOPES = (("Registers", "R"), ("Vectors", "V"), ("States", "S"))
+
+
+class Closed(Exception):
+    """The editor has gone."""
+
+
+def read_message(stream: BinaryIO) -> dict[str, Any]:
+    """The next message.  Closed: there is none; UserError: it is none."""
+    length = -1
+    while (line := stream.readline(1 << 12)) not in (b"\r\n", b"\n"):
+        if not line:
+            raise Closed
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length":
+            length = int(value) if value.strip().isdigit() else -1
+    if not 0 <= length <= LONGEST:
+        raise UserError(f"a message needs a Content-Length from 0 to {LONGEST}")
+    data = stream.read(length)
+    if len(data) < length:
+        raise Closed
+    try:
+        message = json.loads(data)
+    except ValueError as e:
+        raise UserError(f"a message is no JSON: {e}") from None
+    if not isinstance(message, dict):
+        raise UserError("a message is no JSON object")
+    return message
+
+
+class Adapter:
+    """Answers requests for one debugger."""
+
+    def __init__(self, debugger: Debugger, source: BinaryIO, sink: BinaryIO):
+        self.debugger, self.vm, self.source, self.sink = debugger, debugger.vm, source, sink
+        self.commands = Commands(debugger)
+        self.sequence = 0
+        self.done = False
+        self._lines: dict[str, list[int]] = {}         # file -> numbers of its breakpoints
+        self._functions: list[int] = []
+        self._shown = 0                                # events whose outputs the editor has
+        going = self.debugger.engine
+        self._handlers: dict[str, Callable[[dict], Any]] = {
+            "initialize": lambda a: CAPABILITIES, "launch": lambda a: None, "attach": lambda a: None,
+            "configurationDone": lambda a: self._moved("entry"), "setBreakpoints": self._set_lines,
+            "setFunctionBreakpoints": self._set_functions, "setExceptionBreakpoints": lambda a: {"breakpoints": []},
+            "threads": self._threads, "stackTrace": self._stack, "scopes": self._scopes, "variables": self._variables,
+            "next": lambda a: self._moved("step", lambda: going.step()),
+            "stepIn": lambda a: self._moved("step", lambda: going.step()),
+            "stepOut": lambda a: self._moved("step", lambda: going.step()),
+            "stepBack": lambda a: self._moved("step", lambda: going.back()),
+            "continue": lambda a: self._moved("breakpoint", self.debugger.go_on) or {"allThreadsContinued": True},
+            "reverseContinue": lambda a: self._moved("breakpoint", self.debugger.go_back),
+            "pause": lambda a: None, "evaluate": self._evaluate, "disconnect": self._disconnect,
+            "terminate": self._disconnect}
+        self._later: list[tuple[str, dict]] = []       # events behind the answer
+
+    def serve(self) -> None:
+        """Answer until the editor goes."""
+        while not self.done:
+            try:
+                message = read_message(self.source)
+            except Closed:
+                return
+            if message.get("type") == "request":
+                self._answer(message)
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        command = str(request.get("command"))
+        arguments = request.get("arguments") if isinstance(request.get("arguments"), dict) else {}
+        answer = {"type": "response", "request_seq": request.get("seq", 0), "command": command, "success": True}
+        try:
+            handler = self._handlers.get(command)
+            if handler is None:
+                raise UserError(f"the request {command!r} is not supported")
+            body = handler(arguments)
+            if body is not None:
+                answer["body"] = body
+        except (Divergence, InternalError):
+            raise
+        except (M3Error, KeyError, TypeError, ValueError) as e:
+            answer |= {"success": False, "message": str(e) or type(e).__name__}
+        self._send(answer)
+        if command in ("launch", "attach"):
+            self._send({"type": "event", "event": "initialized"})
+        later, self._later = self._later, []
+        for name, body in later:
+            self._send({"type": "event", "event": name, "body": body})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self.sequence += 1
+        data = json.dumps(message | {"seq": self.sequence}).encode()
+        self.sink.write(b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        self.sink.flush()
+
+    # -- going ------------------------------------------------------------------------------------------------------
+    def _moved(self, reason: str, action: Callable[[], Any] = lambda: None) -> None:
+        engine = self.debugger.engine
+        action()
+        before, self._shown = self._shown, max(self._shown, engine.history.at)
+        for item in engine.history.outputs(before):    # once: an editor keeps what it has shown
+            text = item.head.decode("utf-8", "replace") if item.form == "TEXT" else f"{item}\n"
+            self._later.append(("output", {"category": "stdout", "output": text}))
+        if engine.ended is not None:
+            reason = "exception" if isinstance(engine.ended, BaseException) else "end"
+        body = {"reason": reason, "threadId": self.debugger.context.id, "allThreadsStopped": True}
+        self._later.append(("stopped", body | ({"text": str(engine.ended)} if engine.ended is not None else {})))
+
+    def _disconnect(self, arguments: dict) -> None:
+        self.done = True
+
+    # -- stops ------------------------------------------------------------------------------------------------------
+    def _set_lines(self, arguments: dict) -> dict[str, Any]:
+        path = str(arguments["source"]["path"])
+        for number in self._lines.pop(path, []):
+            self.debugger.delete(number)
+        wanted = [f"{os.path.basename(path)}:{int(b['line'])}" for b in arguments.get("breakpoints", [])]
+        self._lines[path] = numbers = []
+        return {"breakpoints": [self._add(place, numbers) for place in wanted]}
+
+    def _set_functions(self, arguments: dict) -> dict[str, Any]:
+        for number in self._functions:
+            self.debugger.delete(number)
+        self._functions = []
+        return {"breakpoints": [self._add(str(b["name"]), self._functions) for b in arguments.get("breakpoints", [])]}
+
+    def _add(self, place: str, numbers: list[int]) -> dict[str, Any]:
+        try:
+            number, made = self.debugger.add_break(place)
+        except UserError as e:
+            return {"verified": False, "message": str(e)}
+        numbers.append(number)
+        line = self.vm.image.line(min(made.pcs))
+        return {"id": number, "verified": True} | ({"line": line[1]} if line else {})
+
+    # -- showing ----------------------------------------------------------------------------------------------------
+    def _threads(self, arguments: dict) -> dict[str, Any]:
+        found = self.debugger.engine.contexts
+        return {"threads": [{"id": c.id, "name": f"context {c.id} ({c.status})"} for c in found]}
+
+    def _stack(self, arguments: dict) -> dict[str, Any]:
+        ctx = self.debugger.find_context(int(arguments["threadId"]))
+        found, frame = [ctx.index], ctx.frames
+        while frame is not None:
+            found.append(frame.back)
+            frame = frame.parent
+        frames = [self._frame(ctx.id, depth, at) for depth, at in enumerate(found)]
+        return {"stackFrames": frames, "totalFrames": len(frames)}
+
+    def _frame(self, context: int, depth: int, index: int) -> dict[str, Any]:
+        image = self.vm.image
+        pc = image.pcs[min(index, len(image.pcs) - 1)]
+        line = image.line(pc)
+        name = f"{views.label_before(image.program, pc) or hex(pc)}: {views.instruction(self.vm, image.index_of[pc])}"
+        frame = {"id": context << 12 | depth, "name": name, "line": line[1] if line else 0, "column": 1}
+        if line:
+            frame["source"] = {"name": os.path.basename(line[0]), "path": os.path.abspath(line[0])}
+        return frame
+
+    def _scopes(self, arguments: dict) -> dict[str, Any]:
+        frame = int(arguments["frameId"])
+        return {"scopes": [{"name": name, "variablesReference": 1 + (frame << 2 | n), "expensive": False}
+                           for n, (name, _) in enumerate(SCOPES)]}
+
+    def _variables(self, arguments: dict) -> dict[str, Any]:
+        reference = int(arguments["variablesReference"]) - 1
+        frame, scope = reference >> 2, SCOPES[reference & 3][1]
+        ctx, depth = self.debugger.find_context(frame >> 12), frame & 0xFFF
+        held: Any = ctx
+        for _ in range(depth if scope != "S" else 0):
+            held = ctx.frames if held is ctx else held.parent
+        names = views.register_names(self.vm.image.program) if depth == ctx.depth else {}      # of the main program
+        return {"variables": [
+            {"name": names.get(f"{scope}{i}") or f"{scope}{i}", "value": views.brief_value(value, ctx),
+             "variablesReference": 0, "type": value.what if isinstance(value, Handle) else type(value).__name__.lower()}
+            for i, value in enumerate(getattr(held, scope)) if value is not None]}
+
+    def _evaluate(self, arguments: dict) -> dict[str, Any]:
+        expression = str(arguments.get("expression", ""))
+        try:
+            self.vm.register(expression)
+            expression = f"print {expression}"
+        except (UserError, ValueError):
+            pass
+        engine = self.debugger.engine
+        before = engine.time
+        said = "\n".join(self.commands.run(expression)) if expression.strip() else ""
+        if engine.time != before:
+            self._moved("step")
+        return {"result": said, "variablesReference": 0}
