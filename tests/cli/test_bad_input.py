@@ -204,3 +204,18 @@ def test_internal_errors_ask_for_a_report(capfd, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_no_error():
     got = process("run", "-n", "2", env=environment(M3JIT_CACHE_DIR="/proc/none"))
     assert got.code == 0 and got.out
+
+
+# -- bounds of snapshots and contexts ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text, options, words", [
+    ("LOADI rP, 0x3000000000000000\nMEMSET rP, LEN=2000000, PATTERN=1\nFORK r2\n"
+     "MEMSET rP, LEN=2000000, PATTERN=2\nFORK r3\nHALT", ("--snapshot-memory", "1M"),
+     ("FORK R3", "more than the 1048576 they may (snapshot_memory)", "--snapshot-memory SIZE")),
+    ("FORK r1\nFORK r2\nLOADI r1, 0\nFORK r3\nABORT r2\nABORT r1\nHALT", ("--snapshot-window", "1"),
+     ("ABORT R1", "snapshot 1 was released", "older than the newest 1 (the window)", "--snapshot-window")),
+    ("top: FORK r1, top\nJUMP top", ("--context-limit", "3"),
+     ("3 contexts are live", "(context_limit)", "--context-limit N")),
+])
+def test_a_bound_that_is_reached_says_which(text, options, words, capfd, tmp_path):
+    one_message(call(capfd, "run", source(tmp_path, text), *options), 3, *words)

@@ -127,6 +127,10 @@ def _faulty(driven: Driven, before: Oracle, after: Oracle, who: int, op: tuple, 
     seen[f"{fault.kind} in {op[0]}"] += 1
     if op[0] == "token":
         return _prefixes(before, who, params)
+    if op[0] == "stream":                              # what is written stays written
+        written = before.clone()
+        written.written = after.written
+        return [before, after, written]
     if op[0] == "host_fork":                           # taken, but the host was not told which it is
         lost = after.clone()
         lost.host = list(before.host)
