@@ -57,10 +57,12 @@ def write_prompt(w: Line, seen: bool, conversation: bool = False) -> None:
     write_chunk(w, "rContext", "interrupted", steered=True)
 
 
-def write_chunk(w: Line, context: str, interrupted: str, steered: bool = False) -> None:
+def write_chunk(w: Line, context: str, interrupted: str | None, steered: bool = False,
+                beside: Callable[[], None] = lambda: None) -> None:
     """From the prompt, rPrompt [rCount], to the first layer: chunk after chunk in rIds.  context: the positions there
     are; beyond them the program goes on at `full`.  A token just drawn enters at `forward`, in rIds with rLen 1.
-    interrupted: where the program goes on when it is interrupted, rPos tokens in the states.
+    interrupted: where the program goes on when it is interrupted, rPos tokens in the states; None: it is not asked.
+    beside: writes what else a chunk needs, between rIds and rAt.
     steered: the first rStart tokens are skipped; when these are all, the program goes on at `sample`."""
     w("LOADI rNext, 0", "the one behind the chunk")
     if steered:
@@ -77,10 +79,12 @@ def write_chunk(w: Line, context: str, interrupted: str, steered: bool = False) 
     w("SUB rLeft, rCount, rAt")
     w("MIN rLen, rLeft, CHUNK")
     w("SLICE rIds, rPrompt, START=rAt LEN=rLen")
+    beside()
     w("ADD rAt, rAt, rLen")
     w()
     w("forward:", "rIds [T] -> rX [T, width]")
-    w(f"IF_INTERRUPT {interrupted}", "looks again when the layers are interrupted; rPos tokens are in the states then")
+    if interrupted is not None:
+        w(f"IF_INTERRUPT {interrupted}", "looks again when the layers are interrupted; rPos tokens are in the states then")
     w("ADD rNext, rPos, rLen")
     w(f"COMPARE rNext, {context}")
     w("IF_GREATER full")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from m3jit.models.hosted import write_chunk
+
 
 def write_prompt(w: Any, vocabulary: int) -> None:
     """From the entry to the first layer: rIds holds the next chunk of the text.  Opens the sections .data and .text."""
@@ -26,24 +28,13 @@ def write_prompt(w: Any, vocabulary: int) -> None:
     w("CONCAT rBehind, rPrompt, rNothing")
     w("SLICE rBehind, rBehind, START=1 LEN=rCount", "the token behind each one")
     w("LOADI rPos, 0", "position of the chunk's first token")
-    w("LOADI rNext, 0", "the one behind the chunk")
-    w("LOADI rAt, 0", "tokens done")
-    w()
-    w("prompt:", "one chunk of the text")
-    w("LOADI rX, 0", "what the last chunk left: code is compiled for the kinds registers hold")
-    w("LOADI rLogits, 0")
-    w("SUB rLeft, rCount, rAt")
-    w("MIN rLen, rLeft, CHUNK")
-    w("SLICE rIds, rPrompt, START=rAt LEN=rLen")
-    w("SLICE rPlace, rBehind, START=rAt LEN=rLen")
-    w("SLICE rRow, rRamp, START=0 LEN=rLen")
-    w("ADD rPlace, rPlace, rRow", "where the logits of the tokens behind are, in all of a chunk")
-    w("ADD rAt, rAt, rLen")
-    w()
-    w("forward:", "rIds [T] -> rX [T, width]")
-    w("ADD rNext, rPos, rLen")
-    w("COMPARE rNext, CONTEXT")
-    w("IF_GREATER full")
+
+    def places() -> None:
+        w("LOADI rLogits, 0")
+        w("SLICE rPlace, rBehind, START=rAt LEN=rLen")
+        w("SLICE rRow, rRamp, START=0 LEN=rLen")
+        w("ADD rPlace, rPlace, rRow", "where the logits of the tokens behind are, in all of a chunk")
+    write_chunk(w, "CONTEXT", None, beside=places)
 
 
 def write_scores(w: Any, head: Callable[[], None], context: int) -> None:
