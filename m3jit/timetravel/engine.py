@@ -16,7 +16,7 @@ from m3jit.errors import Divergence, InternalError, M3Error, UserError
 from m3jit.timetravel.history import History, Watcher
 from m3jit.timetravel.machine_state import MachineState
 from m3jit.vm.context import READY, Context
-from m3jit.vm.stopping import ATTENTION
+from m3jit.vm.stopping import ATTENTION, interruptible
 
 KEPT = 64                          # checkpoints over the run
 FIRST_DISTANCE = 1000              # instructions between them, at first
@@ -158,7 +158,7 @@ class Engine:
             vm.horizon, vm.look_at = min(until, self.time + NEAR) if self._is_near(until) else until, look
             target = min(look, vm.horizon) if vm.horizon is not None else look
             try:
-                with vm._entered():
+                with vm._entered(), interruptible(vm.stop_word):
                     vm._loop(lambda: self._pause or vm.retired >= target)
                     if vm.finished:
                         self._end("the program has ended")
@@ -166,6 +166,9 @@ class Engine:
                 raise
             except M3Error as error:
                 self._end(error)
+            except KeyboardInterrupt:                  # in the middle of anything: the state put aside last is whole
+                self._back_to(self.time)
+                raise
             finally:
                 vm.horizon = vm.look_at = None
             if self._pause:

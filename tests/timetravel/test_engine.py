@@ -245,6 +245,27 @@ def test_a_trap_is_a_place_one_can_go_back_from():
     assert "GETELEM" in str(engine.ended)
 
 
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+def test_ctrl_c_leaves_a_whole_state(backend):
+    """An endless run is stopped by hand; one can go on and back from there."""
+    import _thread
+    import threading
+    engine = make("LOADI r1, 0\nloop: ADD r1, r1, 1\nJUMP loop", backend)
+    timer = threading.Timer(0.3, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+        while True:                                    # should it come late
+            pass
+    timer.join()
+    here = engine.time
+    value = engine.vm.get("r1") or 0
+    assert here in (2 * value, 2 * value + 1)
+    engine.step(7)
+    engine.back(7)
+    assert engine.time == here and (engine.vm.get("r1") or 0) == value
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_walks_on_random_programs(seed):
     from tests.timetravel.random_programs import random_program
