@@ -2,8 +2,9 @@
 in the middle of a prompt of 2,000 tokens.
 
 The program is that of `m3jit run` but for what it does with an interrupt: it reads the input and goes on where it was.
-Pushes come at random moments, two to four passes apart (a pass: a token, or a chunk of 64 tokens of the prompt); one
-that does not find the machine inside compiled code is not counted.  `left`: until the native call has returned to the
+Pushes come at random moments after one pass was completed undisturbed (a pass: a token, or a chunk of 64 tokens of the
+prompt; within it the next push would not interrupt, by rule); one that does not find the machine inside compiled code is
+not counted.  `left`: until the native call has returned to the
 machine, with the interpreter lock; `read`: until SENSE has the text.
 """
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Watched:
     left: float = 0.0                       # the first return from compiled code since it was set to 0
     read: float = 0.0
     heard: threading.Event = field(default_factory=threading.Event)
+    passed: threading.Event = field(default_factory=threading.Event)       # a pass was completed since
     pass_seconds: float = 0.0
 
 
@@ -71,6 +73,7 @@ class Interrupted:
             value = read(*args)
             watched.read = time.perf_counter()
             if isinstance(value[0], str):
+                watched.passed.clear()
                 watched.heard.set()
             return value
         source.read = noting
@@ -79,15 +82,17 @@ class Interrupted:
     def events(self, count: int) -> Iterator[tuple[float, float]]:
         """(left, read) in seconds of `count` pushes that found the machine inside compiled code."""
         from m3jit.backends.cpu.engine import BoundRegion
+        from m3jit.ir.plan import ABANDONED
         watched, found, enter = self.watched, [], BoundRegion.__call__
 
         def entered(bound: Any) -> int:
             watched.inside = True
-            try:
-                return enter(bound)
-            finally:
-                watched.left = watched.left or time.perf_counter()
-                watched.inside = False
+            number = enter(bound)
+            watched.left = watched.left or time.perf_counter()
+            watched.inside = False
+            if number != ABANDONED and bound.region.parallel:
+                watched.passed.set()
+            return number
         BoundRegion.__call__ = entered                 # type: ignore[method-assign]
         try:
             self.machine().run()                       # compiles
@@ -108,7 +113,10 @@ class Interrupted:
     def _push(self, vm: Any, found: list, count: int) -> None:
         watched, draw = self.watched, random.Random(len(found))
         while not vm.finished and len(found) < count and watched.pass_seconds:
-            time.sleep(watched.pass_seconds * draw.uniform(2, 4))
+            while not watched.passed.wait(0.2):
+                if vm.finished:
+                    return
+            time.sleep(watched.pass_seconds * draw.uniform(0, 2))
             if vm.finished:
                 break
             watched.heard.clear()
