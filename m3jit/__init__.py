@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from m3jit.api.conversation import Conversation
     from m3jit.api.generation import Generation, LanguageModel, load_model
     from m3jit.api.session import ContextFull, Session
+    from m3jit.durable import Checkpoints, DamagedStore, Store, StoreError
     from m3jit.frontend import (AssemblyError, ContainerError, LinkError, Program, assemble, assemble_file, disassemble,
                                 link, verify)
     from m3jit.isa.types import Tensor
@@ -46,6 +47,7 @@ _HOME = {
     "m3jit.api.conversation": ("Conversation",),
     "m3jit.api.generation": ("Generation", "LanguageModel", "load_model"),
     "m3jit.api.session": ("ContextFull", "Session"),
+    "m3jit.durable": ("Checkpoints", "DamagedStore", "Store", "StoreError"),
     "m3jit.frontend": ("AssemblyError", "ContainerError", "LinkError", "Program", "assemble", "assemble_file",
                        "disassemble", "link", "verify"),
     "m3jit.isa.types": ("Tensor",),
@@ -55,10 +57,11 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["AssemblyError", "Batch", "Builder", "BuilderError", "CompiledProgram", "ContainerError", "ContextFull",
-           "Conversation", "Deadlock", "Embedder", "EverySentence", "EveryToken", "EveryTokens", "Generation", "Grammar",
-           "InternalError", "Interrupted", "LanguageModel", "LimitError", "LinkError", "M3Error", "Program", "Session",
-           "SinkClosed", "StreamError", "Tensor", "Trap", "UnsupportedError", "UserError", "VM", "__version__", "assemble", "assemble_file", "compile",
+__all__ = ["AssemblyError", "Batch", "Builder", "BuilderError", "Checkpoints", "CompiledProgram", "ContainerError",
+           "ContextFull", "Conversation", "DamagedStore", "Deadlock", "Embedder", "EverySentence", "EveryToken",
+           "EveryTokens", "Generation", "Grammar", "InternalError", "Interrupted", "LanguageModel", "LimitError",
+           "LinkError", "M3Error", "Program", "Session", "SinkClosed", "Store", "StoreError", "StreamError", "Tensor",
+           "Trap", "UnsupportedError", "UserError", "VM", "__version__", "assemble", "assemble_file", "compile",
            "disassemble", "extension", "link", "load", "load_embedder", "load_model", "verify"]
 
 

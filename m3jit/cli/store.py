@@ -54,7 +54,7 @@ def _rows(found: Any) -> Iterator[tuple[str, str, str, str]]:
 
 
 class _OnDemand:
-    """Checkpoints (m3jit.durable.Checkpoints) that are loaded when a program asks for one."""
+    """Checkpoints (m3jit.Checkpoints) that are loaded when a program asks for one."""
     _made: Any = None
 
     def __getattr__(self, name: str) -> Any:

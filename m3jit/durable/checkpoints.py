@@ -91,7 +91,7 @@ class Checkpoints:
     def _own(self) -> Store:
         if self.store is None:
             raise OperandError("this machine has no store of its own; `m3jit run --store FOLDER` and VM(checkpoints="
-                               "m3jit.durable.Checkpoints(store)) give it one")
+                               "m3jit.Checkpoints(store)) give it one")
         return self.store
 
     def persist(self, vm: Any, snapshot: Snapshot) -> int:

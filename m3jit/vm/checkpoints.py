@@ -1,6 +1,6 @@
 """What the machine asks of a disk: checkpoints, versions that are written through a log (PERSIST), the WAL region.
 
-`m3jit.durable.Checkpoints` answers; a machine without it says so when a program needs it.
+`m3jit.Checkpoints` answers; a machine without it says so when a program needs it.
 """
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NoCheckpoints:
 
     def _none(self, *_: Any) -> Any:
         raise OperandError("this machine writes no checkpoints; run it with `m3jit run`, or pass VM(checkpoints="
-                           "m3jit.durable.Checkpoints())")
+                           "m3jit.Checkpoints())")
 
     save = newest = load = persist = append = _none
 

@@ -61,7 +61,7 @@ class VM(HostStreams, HostStates):
     machine's memory).  snapshot_window: snapshots that are kept though no register holds them; snapshot_memory: bytes
     that snapshots alone may hold (m3jit.vm.held); context_limit: contexts at one time; reclaim_backlog: replaced states
     that may wait to be freed (m3jit.vm.reclaim).  checkpoints: what CHECKPOINT_SAVE, PERSIST and the WAL region
-    write to (`m3jit.durable.Checkpoints`).
+    write to (`m3jit.Checkpoints`).
     """
 
     def __init__(self, program: Any, backend: str = "auto", threads: int | None = None, max_steps: int | None = None, *,

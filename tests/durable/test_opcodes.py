@@ -136,7 +136,7 @@ def test_saving_again_writes_what_is_new(tmp_path):
     ('CHECKPOINT_RESTORE rX, "empty"\nHALT', "empty: has no 'checkpoint'; names in it: none"),
     ('LOADI rX, 1\nCHECKPOINT_SAVE rX "ck"\nHALT', "a snapshot, a state handle or a tensor"),
     ("FORK rS PERSIST\nHALT", r"FORK .*: this machine has no store of its own; `m3jit run --store FOLDER` and "
-                              r"VM\(checkpoints=m3jit.durable.Checkpoints\(store\)\) give it one"),
+                              r"VM\(checkpoints=m3jit.Checkpoints\(store\)\) give it one"),
     ("SNAPSHOT rS PERSIST\nHALT", "SNAPSHOT .*this machine has no store of its own"),
     ("LOADI rX, 0x7000000000000000\nMEMCPY rX, rT\nHALT", "this machine has no store of its own"),
     ("LOADI rX, 0x3000000000000000\nMEMCPY rX, rT PERSIST\nHALT",
@@ -160,7 +160,7 @@ def test_what_is_refused(tmp_path, source, message):
 def test_a_machine_without_checkpoints(tmp_path):
     vm = m3jit.VM(m3jit.assemble('CHECKPOINT_SAVE "ck"\nHALT'), backend="interpreter", files=tmp_path)
     with pytest.raises(m3jit.Trap, match=r"this machine writes no checkpoints; run it with `m3jit run`, or pass "
-                                         r"VM\(checkpoints=m3jit.durable.Checkpoints\(\)\)"):
+                                         r"VM\(checkpoints=m3jit.Checkpoints\(\)\)"):
         vm.run()
 
 
