@@ -25,7 +25,7 @@ import make_tiny_recurrent  # noqa: E402
 
 PROMPT = [int(t) for t in np.random.default_rng(11).integers(4, 200, 37)]
 FAMILIES = {"llama3/Q8_0": make_tiny_architectures, "plain/new/F32": make_tiny_deepseek,
-            "mamba/F32": make_tiny_recurrent, "mamba2/F32": make_tiny_recurrent, "jamba/F32": make_tiny_recurrent,
+            "mamba/F32": make_tiny_recurrent,
             "granitehybrid/F32": make_tiny_recurrent}
 SETTINGS = {"greedy": Settings(max_tokens=9, temperature=0.0),
             "sampled": Settings(max_tokens=9, temperature=1.1, top_k=0, seed=4, repeat_penalty=1.2)}

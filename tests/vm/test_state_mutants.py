@@ -133,8 +133,8 @@ MUTANTS: dict[str, Callable[[Any], None]] = {
 def test_a_defect_is_noticed(name, monkeypatch):
     MUTANTS[name](monkeypatch)
     with pytest.raises((Difference, AttributeError, TypeError)):
-        for first in range(0, PROGRAMS, 20):
-            play_chunk(first, 20, 0.0, "interpreter")
+        for first in range(0, PROGRAMS, 5):
+            play_chunk(first, 5, 0.0, "interpreter")
 
 
 @pytest.mark.parametrize("operation, mutate", [("fork", one_by_one), ("memset", pages_as_it_goes)])

@@ -120,7 +120,7 @@ _POOLS = {n: [_pool((n, WIDTH), seed=n + i) for i in range(3)] + [_pool((n, CHAN
 _A, _W = Tensor.of(-np.abs(_pool((CHANNELS, D_STATE))[0].data)), _pool((CHANNELS, TAPS))[0]
 _LOGITS = _pool((VOCABULARY,))
 OFFSETS = (0, 100, 4090, 4096, 8000)
-WEIGHTS = {"set": 2, "mov": 4, "cmp": 1, "fork": 9, "snapshot": 2, "switch": 1, "abort": 9, "resume": 3, "restore": 4,
+WEIGHTS = {"set": 2, "mov": 4, "cmp": 2, "fork": 9, "snapshot": 2, "switch": 1, "abort": 9, "resume": 3, "restore": 4,
            "host_fork": 1, "host_abort": 1, "call": 2, "ret": 2, "child": 1, "spawn": 1, "kill": 1, "load": 3,
            "unload": 1, "setmodel": 2, "sense": 3, "stream": 4, "sample": 2, "draw": 2, "seed": 1, "interrupt": 1,
            "preempt": 1, "attend": 10, "truncate": 3, "compress": 1, "scan": 4, "conv": 3, "reset": 1, "token": 3,
