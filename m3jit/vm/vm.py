@@ -215,12 +215,12 @@ class VM(HostStreams, HostStates):
     def _fail(self, error: BaseException) -> None:
         """The run is over: no context goes on, partial files are removed; registers stay readable."""
         self.error = self.error or error
+        self._retired_before += sum(c.retired for c in self.scheduler.contexts.values() if c is not self.main)
         self.scheduler.contexts.clear()
         self.close(complete=False)
 
     async def run_async(self) -> "VM":
         """`run` in a thread of its own; cancelling stops the program."""
-        self._retired_before += sum(c.retired for c in self.scheduler.contexts.values() if c is not self.main)
         import asyncio
 
         task = asyncio.ensure_future(asyncio.to_thread(self.run))
