@@ -203,6 +203,9 @@ class KVStream:
                 return None
             rank = self._rank = _Rank(layers, kv_pages.common_mark(last), count,
                                       np.array([f.pages.address for f in found], np.int64))
+        claim = found[0].claim
+        if all(f.claim is claim and f.reserved is None for f in found):        # next time they are not asked one by one
+            self._claim, self._length = claim, length
         return rank, length
 
     # -- reading ----------------------------------------------------------------------------------------------------

@@ -301,6 +301,13 @@ def test_layers_that_have_one_page_do_not_write_to_it_both(shared):
         del longer
 
 
+def test_a_reservation_stays_when_its_value_is_reserved_again():
+    s = append(empty(), rows(60, 1))
+    reserved = s.reserve_all(LAYERS, [10] * 3)
+    reserved.reserve_all(LAYERS, [2] * 3)
+    assert reserved.with_all_lengths(LAYERS, [70] * 3).lengths(LAYERS) == [70] * 3
+
+
 def test_layers_of_one_append_share_a_mark():
     s = append(append(empty(), rows(64, 1)), rows(5, 2))
     assert len({p.mark for layer in LAYERS for p in [s.pages(layer)[-1]]}) == 1
