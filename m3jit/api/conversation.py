@@ -21,6 +21,7 @@ from m3jit.api.checkpoints import Policy
 from m3jit.api.generated import FinishReason
 from m3jit.api.generation import LanguageModel
 from m3jit.api.session import ContextFull, Session, SessionState
+from m3jit.api.stop_strings import StopStrings, check_stops
 from m3jit.errors import UserError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
@@ -118,28 +119,30 @@ class Conversation:
         return list(self.template.tokens(messages, now=self._now))
 
     def _answer(self, text: str, tokens: list[int]) -> Iterator[str]:
-        before = _Point(self.session.snapshot(), len(self.messages), self._spoken)
+        before, points = _Point(self.session.snapshot(), len(self.messages), self._spoken), list(self._points)
         self.session.become(tokens)
-        begun = [*self.messages]
-        self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": ""}]
+        answer = {"role": "assistant", "content": ""}
+        self.messages += [{"role": "user", "content": text}, answer]
+        self._points.append(before)
+        del self._points[1:-KEPT]                      # further back, `undo` computes again
         try:
             yield from self.resume()
         except GeneratorExit:
-            self._begun(before)
+            self._begun(before, points, answer)
             raise
         except BaseException:
-            self.messages, self._spoken = begun, None
-            raise
-        self._begun(before)
-
-    def _begun(self, before: _Point) -> None:
-        """Note the state before a message; one whose answer was stopped before it began is taken back."""
-        if self.finish_reason == "cancelled" and len(self.session.tokens) == self.session.start:
             del self.messages[before.messages:]
+            self._points, self._spoken = points, None
+            raise
+        self._begun(before, points, answer)
+
+    def _begun(self, before: _Point, points: list[_Point], answer: dict[str, str]) -> None:
+        """Take a message back whose answer was stopped before it began."""
+        if self.finish_reason == "cancelled" and len(self.session.tokens) == self.session.start and \
+                self.messages and self.messages[-1] is answer:
+            del self.messages[before.messages:]
+            self._points = points
             self._go_back(before)
-            return
-        self._points.append(before)
-        del self._points[1:-KEPT]                      # further back, `undo` computes again
 
     def resume(self) -> Iterator[str]:
         """The rest of the last answer, as it comes: after a correction, or after it was stopped.  What the answer has
@@ -149,25 +152,29 @@ class Conversation:
         return self._resume()
 
     def _resume(self) -> Iterator[str]:
-        session, said = self.session, self.session.text
+        session, answer = self.session, self.messages[-1]
         try:
             for piece in session.generate():
                 if piece.text:
-                    said += piece.text
                     yield piece.text
             self.finish_reason = session.finish_reason
         except GeneratorExit:                          # whoever listened left
             self.finish_reason = "cancelled"
             raise
         finally:
-            self._note(said)
+            if self.messages and self.messages[-1] is answer:              # else it was taken back meanwhile
+                self._note()
 
-    def _note(self, said: str) -> None:
+    def _note(self) -> None:
         """What the last answer says now."""
-        self.messages[-1]["content"] = said.strip()
-        # Behind a stop string the session's tokens hold what the message does not.
-        faithful = not self.session.settings.stop or self.finish_reason != "stop"
-        self._spoken = self.session.text if faithful else None
+        text, stops = self.session.text, check_stops(self.session.settings.stop)
+        self._spoken = text
+        if stops and self.session.finish_reason == "stop":
+            cut = StopStrings(stops)
+            said = cut.feed(text)
+            if cut.found is not None:                  # the session's tokens hold what the message does not
+                text, self._spoken = said, None
+        self.messages[-1]["content"] = text.strip()
 
     def stop(self) -> None:
         """End the answer before its next token, from any thread or a signal handler."""
@@ -213,7 +220,7 @@ class Conversation:
 
     def _changed(self) -> None:
         self.finish_reason = self.session.finish_reason
-        self._note(self.session.text)
+        self._note()
 
     def fork(self) -> "Conversation":
         """Another conversation that is as this one is now, and goes its own way; states are shared."""

@@ -205,6 +205,8 @@ class Session(SavedSession):
             return
         while self._generated is made:
             with self._exclusive():
+                if self._generated is not made:        # another thread changed the session
+                    return
                 self._step(made)
             while made.ready:
                 yield made.ready.popleft()
@@ -267,9 +269,6 @@ class Session(SavedSession):
             # At the beginning of a text also what follows, so that it can begin again without computing anything.
             self._points = thinned([*self._points, self._machine.here(logits=rows == self._first)], policy.keep)
             self._last_point = rows
-
-    def _piece(self, token: int) -> str:
-        return self.model.model.tokenizer.decode_bytes(token).decode("utf-8", "replace")
 
     def stop(self) -> None:
         """End generation before its next token, from any thread or a signal handler."""

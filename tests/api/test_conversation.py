@@ -169,6 +169,48 @@ def test_a_message_stopped_before_its_answer_is_taken_back(model, monkeypatch):
     assert answer(other, "And you?") == second
 
 
+def test_corrections(model):
+    talk = conversation(model, max_tokens=16)
+    said = answer(talk, "Hello there")
+    assert talk.correct("Emma", to_text=said.split()[2]) > 0
+    begun = talk.messages[-1]["content"]
+    assert begun.endswith("Emma") and said.strip().startswith(begun[:-4])
+    rest = "".join(talk.resume())
+    assert talk.messages[-1]["content"] == (begun + rest).strip() and talk.messages[-1]["content"] == talk.session.text.strip()
+    fork = talk.fork()
+    second = answer(talk, "And you?")
+    assert not talk.undo_correction() and talk.undo()
+    assert fork.undo_correction() and fork.messages[-1]["content"] == said.strip() and not fork.undo_correction()
+    assert talk.messages[-1]["content"] == (begun + rest).strip() and answer(talk, "And you?") == second
+    for place, words in (({"to_token": talk.session.start - 1}, "is before the answer, which begins at"),
+                         ({"to_text": "xyzzy"}, "'xyzzy' is not in the text")):
+        with pytest.raises(UserError, match=words):
+            talk.correct("x", **place)
+    with pytest.raises(UserError, match="the text is empty"):
+        talk.correct("", to_token=talk.session.start + 2)
+    assert talk.messages[-1]["content"] == second.strip() and not talk.undo_correction()
+    with pytest.raises(UserError, match="nothing has been said yet"):
+        conversation(model).correct("x")
+
+
+def test_what_is_done_to_an_answer_while_it_comes(model):
+    """A correction, and taking the message back, end the loop over it."""
+    talk = conversation(model, max_tokens=16)
+    said = []
+    for piece in talk.say("Hello there"):
+        said.append(piece)
+        if len(said) == 8:
+            talk.correct(" well", to_token=talk.session.start + 5)
+    assert len(said) == 8 and talk.messages[-1]["content"] == ("".join(said[:5]) + " well").strip()
+    assert talk.finish_reason is None and "".join(talk.resume())
+    first = talk.messages[-1]["content"]
+    for number, piece in enumerate(talk.say("And you?")):
+        if number == 3:
+            assert talk.undo()
+    assert number == 3 and len(talk.messages) == 2 and talk.messages[-1]["content"] == first
+    assert answer(talk, "And you?") and talk.undo() and len(talk.messages) == 2
+
+
 def test_a_full_context(model):
     talk = conversation(model, context=60, max_tokens=None)
     said = answer(talk, "Hello there")
