@@ -1,6 +1,6 @@
 """Prints the speed and memory table of versioned state: forking, rolling back, interrupting, correcting, replaying.
 
-    python -m benchmarks.state [--smollm2 FILE] [--folder DIR] [--peer-python PYTHON] [--rows fork,joint,...] [--json FILE]
+    python -m benchmarks.state [--smollm2 FILE] [--folder DIR] [--peer-python PYTHON] [--rows fork,...] [--json FILE]
 
 Every row of the table is a module benchmarks/state_<row>.py with `NAME` (what it measures, in words) and
 `measure(setup: Setup) -> list[Row]`.  A target of "stated" has no bound.  The exit status is 0 when every bound is met:

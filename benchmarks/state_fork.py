@@ -204,10 +204,11 @@ def measure(setup: Setup) -> list[Row]:
     for name, length in LENGTHS.items():
         after, normal = (statistics.median(t) for t in token_times(ours, length))
         rows.append(Row(f"the token after an ABORT, {name}, to a normal one", f"<= {NEXT}",
-                        f"{after / normal:.3f} ({1e3 * after:.2f} against {1e3 * normal:.2f} ms)", after <= NEXT * normal))
+                        f"{after / normal:.3f} ({1e3 * after:.2f} against {1e3 * normal:.2f} ms)",
+                        after <= NEXT * normal))
     for name, times in host.items():
         rows.append(Row(f"append of a row to all layers, {name}: normal; after an ABORT (p50)", STATED,
-                        f"{micros(p50_p99(times['append'])[0])}; {micros(p50_p99(times['append after ABORT'])[0])}", None))
+                        "; ".join(micros(p50_p99(times[k])[0]) for k in ("append", "append after ABORT")), None))
     seconds, longest, nbytes = freed[0]
     rows.append(Row(f"freeing a replaced 4k context ({nbytes / 1e6:.0f} MB) in the background", STATED,
                     f"{1e3 * seconds:.1f} ms; the program waited {1e3 * longest:.2f} ms at most at a time", None))

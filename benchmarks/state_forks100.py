@@ -68,8 +68,8 @@ def begin(ours: Ours, program: Any, ids: np.ndarray, tokens: int, seed: int, sta
     import m3jit
     from m3jit.vm.streams import CallbackSink
     vm = m3jit.VM(program, backend="cpu", threads=ours.threads, models=ours.models, seed=seed)
-    values = {"rTemp": 1.0, "rTopP": 1.0, "rMinP": 0.0, "rTopK": 0, "rContext": 8192, "rMaxTokens": tokens, "rWanted": -1,
-              "rGuided": 0, "rStart": start, "rMarks": 0, "rMade": 0, "rToken": -1}
+    values = {"rTemp": 1.0, "rTopP": 1.0, "rMinP": 0.0, "rTopK": 0, "rContext": 8192, "rMaxTokens": tokens,
+              "rWanted": -1, "rGuided": 0, "rStart": start, "rMarks": 0, "rMade": 0, "rToken": -1}
     for name, value in values.items():
         vm.set(name, value)
     vm.sinks["TOKENS"] = CallbackSink("tokens", lambda _: None)
@@ -109,11 +109,11 @@ def measure(setup: Setup) -> list[Row]:
         per_page, layers = stream.page_bytes, len(stream.layers)
         allowed = FORKS * layers * per_page * (TOKENS / 64 + 1) + SLACK * layers * per_page * length / 64
         rows.append(Row(f"{NAME} ({length} tokens), each {TOKENS} new tokens: pages and tables",
-                        f"<= {allowed / 1e6:.1f} MB", f"{used / 1e6:.1f} MB; the context has {stream.nbytes / 1e6:.1f} MB",
-                        used <= allowed))
+                        f"<= {allowed / 1e6:.1f} MB",
+                        f"{used / 1e6:.1f} MB; the context has {stream.nbytes / 1e6:.1f} MB", used <= allowed))
         rows.append(Row(f"the same: memory of the process that the {FORKS} machines added", STATED,
-                        f"{(after - before) / 1e6:.0f} MB: pages, tensors in registers ({registers(machines) / 1e6:.0f} MB), "
-                        f"temporaries of the batch", None))
+                        f"{(after - before) / 1e6:.0f} MB: pages, tensors in registers "
+                        f"({registers(machines) / 1e6:.0f} MB), temporaries of the batch", None))
         for vm in machines:
             vm.close()
         del machines, streams, batch, states, stream, found, known

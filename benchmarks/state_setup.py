@@ -14,7 +14,7 @@ STATED = "stated"                       # the target of a figure that has no bou
 
 @dataclass(frozen=True)
 class Setup:
-    """The options of the command.  It has the members that `benchmarks.language` and `benchmarks.table` expect of theirs."""
+    """The options of the command, with the members that `benchmarks.language` and `benchmarks.table` expect."""
     model: str | None
     folder: str
     peer_python: str

@@ -1,9 +1,9 @@
 """Key/value streams: the immutable values behind ATTN's state operand.
 
 A stream maps layer -> (pages, length).  A page is one NumPy array of PAGE = 64 positions of one layer; `kv_layout` says
-how rows lie in it, `kv_pages` how they are listed, shared and written.  A value that appends where no live value has rows
-writes in place (nobody can see the new positions); one that appends to the same place as a living sibling copies that
-one page first.  So a snapshot is a reference, and appending after a fork costs at most one page per layer.
+how rows lie in it, `kv_pages` how they are listed, shared and written.  A value that appends where no live value has
+rows writes in place (nobody can see the new positions); one that appends to the same place as a living sibling copies
+that one page first.  So a snapshot is a reference, and appending after a fork costs at most one page per layer.
 
 With keys and values of one width, in F16, BF16 or F32:
     K of head h, feature d, position p:  page[h * 2 * 64 * head_dim + d * 64 + p % 64]
@@ -31,8 +31,8 @@ Held = tuple[Claim, "Held | None"] | None      # claims of whole pages, the last
 class Layer:
     """Pages and length of one layer; immutable.
 
-    claim: of the rows in the last page that `length` reaches.  held: of all pages before the last one.  reserved: of the
-    rows in the last page of all, where more rows may be written than `length` says."""
+    claim: of the rows in the last page that `length` reaches.  held: of all pages before the last one.  reserved: of
+    the rows in the last page of all, where more rows may be written than `length` says."""
     __slots__ = ("pages", "length", "claim", "held", "reserved")
 
     def __init__(self, pages: PageTable = NO_PAGES, length: int = 0, claim: Claim | None = None, held: Held = None,
@@ -71,7 +71,7 @@ class Layer:
         return held
 
     def at(self, length: int, number: int) -> "Layer":
-        """The layer with another length.  OperandError, InternalError: no such rows (number: the layer's, for messages)."""
+        """The layer with another length.  OperandError, InternalError: no such rows (of layer `number`, they say)."""
         if not 0 <= length <= len(self.pages) * PAGE:
             raise OperandError(f"layer {number} of the KV stream has pages for {len(self.pages) * PAGE} rows, "
                                f"not {length}")
@@ -311,7 +311,8 @@ class KVStream:
                 new[layer] = fresh.reserved(o, n, claim)
         return KVStream(self.geometry, self.dtype, new) if by_place else self
 
-    def _with(self, layers: Mapping[int, Layer], length: int, claim: Claim | None, reserved: Claim | None) -> "KVStream":
+    def _with(self, layers: Mapping[int, Layer], length: int, claim: Claim | None,
+              reserved: Claim | None) -> "KVStream":
         """A value with this one's rank."""
         out = KVStream.__new__(KVStream)
         out.geometry, out.dtype, out._layers, out._rank = self.geometry, self.dtype, layers, self._rank

@@ -8,10 +8,10 @@ kernels reach it.  A version that adds or replaces a page copies one leaf and th
 million positions, 8 KiB.
 
 **Claims.**  Positions beyond the length of every live value are written in place, others never.  A `Claim` keeps
-positions 0 .. stop-1 of some pages: a value holds one for every page it has rows in.  A `Mark` knows the claims of its pages, weakly: the furthest live one says where they are free.  So a rolled back
-value that is the only one left writes where its successors have been, without a copy; and while one of them lives, in a
-snapshot, say, its rows are safe.  Pages that grow together (the last pages of a model's layers) share a mark, so that
-taking a position of all layers is one step.
+positions 0 .. stop-1 of some pages: a value holds one for every page it has rows in.  A `Mark` knows the claims of its
+pages, weakly: the furthest live one says where they are free.  So a rolled back value that is the only one left writes
+where its successors have been, without a copy; and while one of them lives, in a snapshot, say, its rows are safe.  Pages
+that grow together (the last pages of a model's layers) share a mark, so that taking a position of all layers is one step.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from m3jit.isa import spare
 from m3jit.isa.kv_layout import FAN, PAGE
 
 lock = threading.Lock()             # guards every mark; held for short list operations only
-_TIDY = 16                          # marks forget dead claims among live ones when they have this many, or twice as many
+_TIDY = 16                          # marks forget dead claims among live ones when they have more, then twice as many
 
 
 class Claim:
@@ -186,7 +186,8 @@ class PageTable:
         leaves = []
         if rest:
             leaf, more = self.leaves[whole], pages[:FAN - rest]
-            leaves = [Leaf((*leaf.pages[:rest], *more), leaf.table[:rest] + array("q", [page.address for page in more]))]
+            table = leaf.table[:rest] + array("q", [page.address for page in more])
+            leaves = [Leaf((*leaf.pages[:rest], *more), table)]
             pages = pages[FAN - rest:]
         for at in range(0, len(pages), FAN):
             more = pages[at:at + FAN]

@@ -1,15 +1,15 @@
 """Freeing what a rollback replaced, in a thread of its own.
 
 A root that nobody needs any more may hold much: pages of streams, tensors, addressed memory.  Dropping it takes time in
-proportion, which is no time of the program's.  A rollback, and a snapshot that is released, hand over the parts that may
-be large; the thread takes page tables apart leaf by leaf and lets others in between.  It looks every few milliseconds
+proportion, which is no time of the program's.  A rollback, and a snapshot that is released, hand over the parts that
+may be large; the thread takes page tables apart leaf by leaf and lets others in between.  It looks every few milliseconds
 while there is work, so handing over wakes nobody; after a second without any it sleeps until it is called.
 
 What decides how a program goes on is never left to the thread: handles of snapshots and claims of pages
 (m3jit.isa.kv_pages) are let go by the program itself, at once.
 
-The backlog has a bound.  At the bound the program frees its own (`freed_inline` counts that), so memory that waits to be
-freed is never more than that many roots hold.
+The backlog has a bound.  At the bound the program frees its own (`freed_inline` counts that), so memory that waits to
+be freed is never more than that many roots hold.
 """
 from __future__ import annotations
 

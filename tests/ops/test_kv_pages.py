@@ -125,7 +125,7 @@ def test_memory_that_is_kept_has_a_limit(monkeypatch):
         spare.take(2 ** 63)
 
 
-# -- values against a model ---------------------------------------------------------------------------------------------
+# -- values against a model -------------------------------------------------------------------------------------------
 
 def rows(n: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-600, 600, (n, DIM)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The reclaimer: what a rollback replaced is freed by its thread; what decides how a program goes on is let go at once."""
+"""The reclaimer: what a rollback replaced is freed by its thread; what a program's way depends on is let go at once."""
 from __future__ import annotations
 
 import subprocess
@@ -41,7 +41,11 @@ def freed_by(monkeypatch) -> dict[int, int]:
     """Address of a page whose memory was given back -> the thread that did it."""
     found: dict[int, int] = {}
     give = spare.give
-    monkeypatch.setattr(spare, "give", lambda block: (found.update({block.address: threading.get_ident()}), give(block))[1])
+
+    def noted(block):
+        found[block.address] = threading.get_ident()
+        give(block)
+    monkeypatch.setattr(spare, "give", noted)
     return found
 
 
