@@ -20,9 +20,10 @@ HOME = Path(m3jit.__file__).parent
 WATCHED = {str(p) for p in (HOME / "vm").glob("*.py")} | {str(p) for p in (HOME / "isa").glob("kv*.py")} | \
     {str(HOME / "isa" / name) for name in ("cells.py", "spare.py")} | {"<m3jit handler>"}
 PREPARING = {"Interpreter._bind", "Interpreter._prepare", "Interpreter._onward", "Interpreter._machine",
-             "Interpreter._control", "Interpreter._stub.<locals>.first", "Interpreter._stub_slow.<locals>.first", "operands", "Operand.__init__",
-             "_register", "classes_of", "value_handler", "arguments", "_getter", "_moved_register", "_compile"}
+             "Interpreter._control", "Interpreter._stub.<locals>.first", "Interpreter._stub_slow.<locals>.first",
+             "operands", "Operand.__init__", "_register", "classes_of", "value_handler", "arguments", "_getter", "_moved_register", "_compile"}
 
+DEEP = 6                           # frames between a finaliser and what it calls, at most
 # What an allocation that failed inside of NumPy or of a lock is reported as.
 _SAID = ("MemoryError", "without setting an exception", "without exception set", "can't allocate lock")
 
@@ -136,9 +137,15 @@ def _prepares(name: str) -> bool:
     return name in PREPARING or name.endswith("comp>") and name.removesuffix(".<locals>.<listcomp>") in PREPARING
 
 
-def _finalising(frame: FrameType) -> bool:
+def _finalising(frame: FrameType | None) -> bool:
     """Is this a finaliser, or called by one?  What those raise goes nowhere."""
-    return frame.f_code.co_name == "__del__" or frame.f_back is not None and frame.f_back.f_code.co_name == "__del__"
+    for _ in range(DEEP):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def draw(rng: random.Random, allocations: bool) -> Any:
