@@ -36,19 +36,19 @@ class Snapshot:
 
 class SnapshotHandle:
     """A register's name for a snapshot: `strong` keeps it alive, `weak` only finds it."""
-    __slots__ = ("id", "strong", "weak")
+    __slots__ = ("id", "strong", "weak", "_softer")
 
     def __init__(self, snapshot: Snapshot | None, id: int, weak: Any = None):
         global _in_registers
         _in_registers = True
-        self.id, self.strong = id, snapshot
+        self.id, self.strong, self._softer = id, snapshot, None
         self.weak = weak if weak is not None else weakref.ref(snapshot)
 
     @classmethod
     def of_host(cls, snapshot: Snapshot) -> "SnapshotHandle":
         """A handle that is no register's until it goes through `for_register`."""
         out = cls.__new__(cls)
-        out.id, out.strong, out.weak = snapshot.id, snapshot, weakref.ref(snapshot)
+        out.id, out.strong, out.weak, out._softer = snapshot.id, snapshot, weakref.ref(snapshot), None
         return out
 
     def get(self) -> Snapshot | None:
@@ -56,7 +56,11 @@ class SnapshotHandle:
 
     def weakened(self) -> "SnapshotHandle":
         """The same name, not keeping the snapshot alive."""
-        return self if self.strong is None else SnapshotHandle(None, self.id, self.weak)
+        if self.strong is None:
+            return self
+        if self._softer is None:
+            self._softer = SnapshotHandle(None, self.id, self.weak)
+        return self._softer
 
     def revived(self) -> "SnapshotHandle":
         """The same name, keeping the snapshot alive if it still is."""
