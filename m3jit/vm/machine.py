@@ -299,7 +299,8 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         if victim is self.ctx:
             self.ctx.leave = True
         else:
-            self.stores += [self.vm.scheduler.removing(victim), *self.vm.locks.ending(victim)]
+            self.stores += [self.vm.scheduler.removing(victim), attribute(victim, "ahead", None),   # (see `remove`)
+                            *self.vm.locks.ending(victim)]
             if victim is not self.vm.main:
                 self.stores.append(attribute(self.vm, "_retired_before", self.vm._retired_before + victim.retired))
 

@@ -40,6 +40,7 @@ class Scheduler:
 
     def remove(self, ctx: Context) -> None:
         self.contexts.pop(ctx.id, None)
+        ctx.ahead = None                               # it leads back to the context, whose names would live on
 
     def removing(self, ctx: Context) -> Store:
         """The store of `remove`."""

@@ -160,3 +160,15 @@ def test_bytes_are_counted_once():
     assert distinct([vm.main], set()) == 4000 + 2 * 4096
     assert vm.snapshots.bound.count(vm.snapshots.live()) == 4096 + 2 * 4096         # the old first page, two registers
 
+
+
+def test_a_context_that_was_killed_lets_go_of_what_it_names():
+    vm = machine("top: FORK rC, child\nYIELD\nKILL_CONTEXT rC\nHALT\nchild: FORK r9\nwait: YIELD\nJUMP wait",
+                 snapshot_window=0)
+    vm.step(4)
+    child = next(c for c in vm.scheduler.contexts.values() if c is not vm.main)
+    assert [s.context for s in vm.snapshots.live()] == [child.id]
+    child.ahead = [child]                              # what a region gave for it leads back to it
+    del child
+    vm.run()
+    assert vm.snapshots.live() == []                   # at once, not when the garbage collector comes by
