@@ -41,13 +41,15 @@ def compact(store: "Store", kept: "dict[str, list[Version]]") -> tuple[Log, Bloc
             _close_and_remove(blocks, segment)
         blocks.close()
         raise
-    with syncing():                                    # from here on either log may be the one that a crash leaves
+    store.log.unsure = True                            # from here on either log may be the one that a crash leaves
+    with syncing():
         store.files.rename(new_log, store.path / "log")
         store.files.sync_folder(store.path)
     log.path = store.path / "log"
     store.log.close()
     for segment in set(old.ends) - set(blocks.ends):
         _close_and_remove(old, segment)
+    old.close()
     return log, blocks, appended
 
 

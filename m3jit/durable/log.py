@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Callable
 
 from m3jit.durable.errors import DamagedStore, StoreError
-from m3jit.durable.files import File, Files, syncing
+from m3jit.durable.files import File, Files, SyncFailed, syncing
 
 FORMAT = 1
 MAGIC = b"m3jitlog"
@@ -57,11 +57,12 @@ class Damage:
 
 class Log:
     """An open log.  `end`: where the next record goes; `records`: how many there are; `sure`: (records, end) that the
-    head names, so that all before was acknowledged."""
+    head names, so that all before was acknowledged; `unsure`: see `append`."""
 
     def __init__(self, path: Path, file: File, generation: int, records: int, end: int, chain: bytes):
         self.path, self.file, self.generation = path, file, generation
         self.records, self.end, self.chain, self.sure = records, end, chain, (records, end)
+        self.unsure = False
 
     @classmethod
     def create(cls, files: Files, path: Path, generation: int) -> "Log":
@@ -72,7 +73,7 @@ class Log:
             chain = digest(head)
             file.write(0, head + chain)
             log = cls(path, file, generation, 0, FIRST, chain)
-            log._write_head()
+            log._write_head(0, FIRST, chain)
             file.write(FIRST - 1, b"\0")
         except BaseException:
             file.close()
@@ -170,37 +171,58 @@ class Log:
     def append(self, payload: bytes, sync: bool = True) -> None:
         """Commit a record: it is on the disk when this returns.  sync False: only written (for a log nobody sees yet).
 
-        OSError: it is not committed (SyncFailed: nobody knows); the log's own numbers did not change."""
+        Whatever is raised: it is not committed, and the log's own numbers did not change.  `unsure` is set before the
+        first byte is written; it is taken back by the caller, when what the record says is noted in memory too, or
+        here, when the record of a commit that failed was made void.  As long as it is set the disk may have a record
+        that memory knows nothing of, and whoever wrote blocks then would write over those that the record names."""
         if len(payload) > MAX_RECORD:
             raise StoreError(f"{self.path}: a commit of {len(payload)} bytes; at most {MAX_RECORD}")
         head = _record.pack(_MARK, len(payload), self.records + 1)
         chain = digest(self.chain, head, payload)
         record = head + payload + chain
         after = aligned(self.end + len(record))
-        self.file.write(self.end, record + bytes(after - self.end - len(record)))
-        if sync:
-            self.sync()
-        before = (self.records, self.end, self.chain)
-        self.records, self.end, self.chain = self.records + 1, after, chain
+        self.unsure = True
         try:
-            self._write_head()
+            self.file.write(self.end, record + bytes(after - self.end - len(record)))
             if sync:
                 self.sync()
-        except BaseException:
-            self.records, self.end, self.chain = before
+            self._write_head(self.records + 1, after, chain)
+            if sync:
+                self.sync()
+        except SyncFailed:                             # what the disk has is unknown until it is read again
             raise
+        except BaseException:
+            if sync:
+                self._void()
+            raise
+        self.records, self.end, self.chain = self.records + 1, after, chain
+
+    def _void(self) -> None:
+        """Make sure that no opening finds the record behind the last one.  Where that fails `unsure` stays.
+
+        The head that names the record goes first: a head without its record would be damage."""
+        try:
+            self.file.write(HEADS[(self.records + 1) % 2], bytes(SECTOR))
+            self.sync()
+            there = min(self.file.size() - self.end, SECTOR)
+            if there > 0:
+                self.file.write(self.end, bytes(there))
+                self.sync()
+        except OSError:
+            return
+        self.unsure = False
 
     def confirm(self) -> None:
         """Write and sync again what lies behind the head: an earlier sync of it may have failed."""
         self.file.write(self.sure[1], self.file.read(self.sure[1], self.end - self.sure[1]))
         self.sync()
-        self._write_head()
+        self._write_head(self.records, self.end, self.chain)
         self.sync()
         self.sure = (self.records, self.end)
 
-    def _write_head(self) -> None:
-        body = _head.pack(self.records, self.end, self.chain)
-        self.file.write(HEADS[self.records % 2], body + digest(b"head", body))
+    def _write_head(self, records: int, end: int, chain: bytes) -> None:
+        body = _head.pack(records, end, chain)
+        self.file.write(HEADS[records % 2], body + digest(b"head", body))
 
     def sync(self) -> None:
         with syncing():

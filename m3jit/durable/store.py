@@ -201,7 +201,8 @@ class Store:
                 writer.sync()
                 self.log.append(record)
                 writer.committed()
-            self.versions.setdefault(name, []).append(version)
+                self.versions.setdefault(name, []).append(version)
+                self.log.unsure = False
             if self._bytes() > 2 * self._tidy + TIDY_BYTES:
                 with contextlib.suppress(StoreError):  # the commit stands, whatever becomes of this
                     self.compact()
@@ -219,7 +220,8 @@ class Store:
             with self._writing("append"):
                 where = self.log.end
                 self.log.append(pack(["append", name, at, data]))
-            self._note_append(name, where, at, len(data))
+                self._note_append(name, where, at, len(data))
+                self.log.unsure = False
             return at + len(data)
 
     def _note_append(self, name: str, where: int, at: int, count: int) -> None:
@@ -243,7 +245,8 @@ class Store:
             self.latest(name)
             with self._writing("write"):
                 self.log.append(pack(["remove", name]))
-            del self.versions[name]
+                del self.versions[name]
+                self.log.unsure = False
 
     def compact(self, keep: int | None = 1) -> int:
         """Give back the space of versions that are not among the newest `keep` of their name (None: all stay), and of
@@ -253,8 +256,9 @@ class Store:
             before = self._bytes()
             kept = {n: v[-keep:] if keep else list(v) for n, v in self.versions.items() if v}
             with self._writing("compact"):
-                self.log, self.blocks, self.appended = compaction.compact(self, kept)
-            self.versions = kept
+                log, self.blocks, self.appended = compaction.compact(self, kept)
+                self.versions, self.log = kept, log    # the old log stays unsure: the new one comes last
+                log.unsure = False
             self._tidy = self._bytes()
             return before - self._tidy
 
@@ -293,6 +297,8 @@ class Store:
             raise StoreError(f"{self.path}: the store was closed; open it again")
         if not self.write:
             raise StoreError(f"{self.path}: was opened for reading only; open it with write=True")
+        if self.log.unsure and not self._failed:
+            self._failed = "writing was cut short, and it is not known whether the disk has what was written"
         if self._failed:
             raise StoreError(f"{self.path}: {self._failed}; close the store and open it again")
 
