@@ -219,7 +219,7 @@ class LanguageModel:
         if known is None and index is not None:
             known = index.find(key, ids)
         if known is not None and known is not NOTHING:
-            begin_behind(vm, known)
+            begin_behind(vm, known, len(ids))
             text.reused_tokens = known.rows
         if index is not None or keep is not None:
             def kept(tokens: Sequence[int], found: Checkpoint) -> None:

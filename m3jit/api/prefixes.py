@@ -13,12 +13,13 @@ Keep = Callable[[Sequence[int], Checkpoint], None]
 LONGEST_CHARACTER = 4               # bytes, and so tokens, of one
 
 
-def begin_behind(vm: VM, known: Checkpoint) -> None:
-    """Let a machine with a hosted program start behind tokens whose states are known; its prompt stays whole."""
+def begin_behind(vm: VM, known: Checkpoint, total: int) -> None:
+    """Let a machine with a hosted program start behind tokens whose states are known; its prompt, of `total` tokens,
+    stays whole.  rLogits is what follows all of it, or empty until the program has computed that: where it stops in the
+    middle of the prompt, it has no logits that belong to other tokens."""
     for name, state in known.states.items():
         vm.set_state(name, state)
-    if known.logits is not None:
-        vm.set("rLogits", known.logits)
+    vm.set("rLogits", known.logits if known.rows == total else None)
     vm.set("rStart", known.rows)
 
 

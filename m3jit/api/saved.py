@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
 
@@ -12,12 +11,13 @@ from m3jit.api.checkpoints import Checkpoint, thinned
 from m3jit.api.session_state import SessionState
 from m3jit.durable import Store, StoreError
 from m3jit.errors import brief
+from m3jit.models.model_source import content_of
 
 if TYPE_CHECKING:
     from m3jit.api.session import Session
     from m3jit.durable.store import Version
 
-LAYOUT = 1                          # of what is noted beside a version
+LAYOUT = 2                          # of what is noted beside a version
 POINTS = 8                          # checkpoints of recurrent states that are saved
 _FIELDS = 11
 
@@ -45,9 +45,14 @@ class SavedSession:
             return notes
 
     @property
-    def state_key(self: Any) -> Any:
-        """What states depend on besides tokens: the model, its adapters, the options of its program."""
-        return self.model.key_of(self._options)
+    def identity(self: Any) -> dict[str, Any]:
+        """What its saved states go with, by name: the contents of the model and of its adapters (whatever their files'
+        names and times), and what else makes its program another one.  Plain values."""
+        options = self._options or self.model._options
+        return {"model": self.model.model.content_hash, "name": self.model.model.name,
+                "adapters": [[content_of(a.source), float(a.scale)] for a in options.adapters],
+                "kv_type": options.kv_type, "context": options.context, "chunk": options.chunk,
+                "repeat_penalty": self.settings.repeat_penalty != 1}
 
 
 @contextlib.contextmanager
@@ -65,16 +70,17 @@ def _opened(store: Store | str | Path, write: bool) -> Iterator[Store]:
 
 def write(session: "Session", state: SessionState, store: Store, name: str, notes: Any) -> Any:
     """Commit a session's state, with `notes` (a tree of plain values); the committed version.  StoreError."""
+    identity = session.identity
     machine = session.another_machine()                # its snapshots are gone with it
     latest = state.latest.cut(min(state.valid, state.latest.rows)) or Checkpoint(0, {})
     points = thinned(list(state.points), POINTS)
     prompts = thinned(list(state.prompts), POINTS)
     handles = []
     for point in (*points, *prompts):
-        machine.place(point)
+        machine.place(point, point.rows)
         handles.append(machine.vm.fork())
-    machine.place(latest)
-    noted = ["session", LAYOUT, _key(session), np.array(state.tokens, np.int64).tobytes(),
+    machine.place(latest, latest.rows)
+    noted = ["session", LAYOUT, [[key, value] for key, value in identity.items()], np.array(state.tokens, np.int64).tobytes(),
              np.array(state.random, np.int64).tobytes(), state.start, state.rest, state.finish_reason,
              [p.rows for p in (latest, *points, *prompts)], len(points), notes]
     return store.commit(machine.vm, name, noted, handles)
@@ -82,18 +88,21 @@ def write(session: "Session", state: SessionState, store: Store, name: str, note
 
 def read(session: "Session", store: Store, name: str, number: int | None) -> tuple[SessionState, Any]:
     """The state that was committed, in a session of the same model and options, and its notes.  StoreError."""
-    vm = session.another_machine().vm
-    restored = store.restore(vm, name, number)
+    version = store.latest(name, number)
     where = f"{store.path}: {brief(repr(name))}"
-    noted = restored.notes
+    tree = store.read(version)
+    noted = tree[-1] if isinstance(tree, list) and tree else None
     if not (isinstance(noted, list) and len(noted) == _FIELDS and noted[0] == "session"):
         raise StoreError(f"{where}: is no session; Store.restore reads versions of other programs")
     if noted[1] != LAYOUT:
         raise StoreError(f"{where}: its layout is {noted[1]!r}, this version of m3jit reads {LAYOUT}")
-    _, _, key, tokens, random, start, rest, finish, rows, count, notes = noted
-    if key != _key(session):
-        raise StoreError(f"{where}: was saved with another model, or with other options of its program (adapters, how "
-                         f"keys and values are stored), than {session.model.model.path} has here; open it with those")
+    _, _, identity, tokens, random, start, rest, finish, rows, count, notes = noted
+    differs = difference(dict(identity), session.identity)
+    if differs:
+        raise StoreError(f"{where}: {differs}; open it so, or save the new session under another name or in another "
+                         f"folder")
+    vm = session.another_machine().vm
+    restored = store.restore(vm, name, version.number)
     latest = Checkpoint(rows[0], vm.states(object), vm.get("rLogits"))
     found = []
     for handle, held in zip(restored.snapshots, rows[1:]):
@@ -105,6 +114,26 @@ def read(session: "Session", store: Store, name: str, number: int | None) -> tup
     return state, notes
 
 
-def _key(session: "Session") -> str:
-    """What states depend on besides tokens, as a digest."""
-    return hashlib.sha256(repr(session.state_key).encode()).hexdigest()[:32]
+def difference(saved: dict[str, Any], here: dict[str, Any]) -> str:
+    """In what a session that was saved differs from one that would take its place (`identity`); "" in nothing."""
+    found = []
+    for key, value in saved.items():
+        mine = here.get(key)
+        if mine == value or key == "name":
+            continue
+        if key == "model":
+            found.append(f"with another model, {brief(repr(saved['name']))} of content {value}, and the one here is "
+                         f"{brief(repr(here['name']))} of content {mine}")
+        elif key == "adapters":
+            found.append(f"with {_adapters(value)}, and here there is {_adapters(mine)} (adapters=, --lora)")
+        elif key == "repeat_penalty":
+            found.append(f"{'with' if value else 'without'} a repeat penalty, and here there is "
+                         f"{'one' if mine else 'none'} (repeat_penalty=, --repeat-penalty; 1: none)")
+        else:
+            found.append(f"with the option {key} = {value}, and here it is {mine}"
+                         + (" (--kv-type)" if key == "kv_type" else ""))
+    return "was saved " + "; and ".join(found) if found else ""
+
+
+def _adapters(found: list[Any]) -> str:
+    return ", ".join(f"the adapter of content {content}, scale {scale:g}" for content, scale in found) or "no adapter"

@@ -59,7 +59,7 @@ class SessionMachine:
 
         random: the state of the random stream.  guided: the grammar before the last token of the text, and that token."""
         vm, values = self.vm, dict(registers)
-        self.place(point)
+        self.place(point, len(tokens))
         vm.main.rng = random
         if guided is not None:
             vm.machine.set_extension_state(vm.main, _GRAMMAR, guided[0])
@@ -69,11 +69,12 @@ class SessionMachine:
         self._entered = point.rows
         self._prompts.push(np.array(tokens, np.int64))
 
-    def place(self, point: Checkpoint) -> None:
-        """Stand at the program's beginning with these states."""
+    def place(self, point: Checkpoint, total: int) -> None:
+        """Stand at the program's beginning with these states, and with their logits where the prompt, of `total` tokens,
+        is no longer than they are."""
         self.vm.abort(self._beginning, resume=True)
         self.vm.main.interrupt = False
-        begin_behind(self.vm, point)
+        begin_behind(self.vm, point, total)
 
     def step(self) -> bytes:
         """The next token as the program writes it; a negative number at the end of a text.  Raises what the run raises."""
@@ -91,7 +92,8 @@ class SessionMachine:
         return self.rows - self._entered
 
     def here(self, logits: bool) -> Checkpoint:
-        """The states as they are; logits: with those of the token behind them."""
+        """The states as they are; logits: with those of the token behind them, None where they are not computed yet (in
+        the middle of a prompt)."""
         return Checkpoint(self.rows, self.vm.states(object), self.vm.get("rLogits") if logits else None)
 
     def close(self) -> None:
