@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from itertools import islice
-from typing import Any, Hashable, Iterator, Mapping, Protocol, Sequence
+from typing import Any, Hashable, Iterable, Iterator, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -56,6 +56,11 @@ def blocks(version: Version) -> Iterator[tuple[int, int]]:
                 yield id(cell.memory), cell.memory.data.nbytes
     if isinstance(version.logits, Tensor):
         yield id(version.logits.data), version.logits.data.nbytes
+
+
+def size_of(versions: Iterable[Version]) -> int:
+    """Bytes that these versions reach by themselves; a block that several share counts once."""
+    return sum({block: size for version in versions for block, size in blocks(version)}.values())
 
 
 class Ledger:
@@ -177,13 +182,17 @@ class PrefixIndex:
 
     # -- keeping ----------------------------------------------------------------------------------------------------
     def add(self, key: Hashable, ids: Sequence[int], version: Version) -> None:
-        """Keep a version, which stands behind the first `version.rows` of these tokens."""
+        """Keep a version, which stands behind the first `version.rows` of these tokens; not one that alone reaches more
+        than all may (it counts as dropped)."""
         if not self.memory or version.rows < 1:
             return
         wanted = np.array(ids[:version.rows], np.int64)
         if len(wanted) != version.rows:
             raise ValueError(f"a version of {version.rows} tokens, but {len(wanted)} tokens")
         with self._lock:
+            if size_of([version]) > self.memory:
+                self.dropped += 1
+                return
             node = self._at(key, wanted)
             if node.version is not None and (node.version.logits is not None or version.logits is None):
                 self._recent.move_to_end(node)         # the same states

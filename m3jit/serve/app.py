@@ -20,7 +20,7 @@ from m3jit.api.generated import Piece
 from m3jit.api.generation import LanguageModel, Settings
 from m3jit.errors import M3Error, UserError
 from m3jit.serve import editing, embeddings, requests
-from m3jit.serve.engine import Busy, Engine, Fork, Job, Stopping, Ticket, ignore
+from m3jit.serve.engine import Busy, Engine, Fork, Job, Places, Stopping, Ticket, TooMany, ignore
 from m3jit.serve.errors import ApiError
 from m3jit.serve.kept import COUNT, MEMORY, Given, Kept
 from m3jit.serve.metrics import Metrics
@@ -33,13 +33,14 @@ GONE_STATUS = 499                                      # nginx's number for a cl
 class Limits:
     """keys: of clients, none lets everybody in.  body: bytes of a request.  drain: seconds a stop waits for texts.
     body_seconds: in which a request's body has to arrive.  kept, kept_bytes: responses that can be edited after they
-    have ended, and the memory they may reach."""
+    have ended, and the memory they may reach.  ending: seconds in which a text that an edit stopped has to end."""
     keys: tuple[str, ...] = ()
     body: int = 4 << 20
     drain: float = 10.0
     body_seconds: float = 30.0
     kept: int = COUNT
     kept_bytes: int = MEMORY
+    ending: float = 30.0
 
 
 class ClientGone(Exception):
@@ -56,7 +57,8 @@ async def _until_gone(receive: Receive, then: Callable[[], None]) -> None:
 class Texts:
     """The texts of one request, from the queue to their end."""
 
-    def __init__(self, engine: Engine, jobs: Sequence[Job], receive: Receive, ended: Callable[[], None]):
+    def __init__(self, engine: Engine, jobs: Sequence[Job], receive: Receive, ended: Callable[[], None],
+                 places: Places | None = None):
         loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._left, self._ended = len(jobs), ended
@@ -70,7 +72,7 @@ class Texts:
                 except RuntimeError:                   # the loop has ended: nobody reads any more
                     pass
             return put
-        self.tickets = engine.submit([replace(job, deliver=deliver(i)) for i, job in enumerate(jobs)])
+        self.tickets = engine.submit([replace(job, deliver=deliver(i)) for i, job in enumerate(jobs)], places)
         self._watch = loop.create_task(_until_gone(receive, lambda: self._events.put_nowait(None)))
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
@@ -131,6 +133,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, Busy):
         return ApiError(429, f"the server is busy: {error}; try again in {error.retry_after} s", "queue_full", None,
                         {"Retry-After": str(error.retry_after)})
+    if isinstance(error, TooMany):
+        return ApiError(400, f"n: {error}", "invalid_value", "n")
     if isinstance(error, Stopping):
         return ApiError(503, f"{error}; ask another one", "server_stopping", None, {"Retry-After": "5"})
     if isinstance(error, UserError) and error.exit_code in (1, 2):
@@ -198,15 +202,25 @@ class Service:
                            "invalid_value", "choice")
         original = given.texts[asked.choice]
         edit = await run_in_threadpool(editing.plan, self.model, original, asked)
-        original.stop()                                # now that nothing can be wrong any more
-        await run_in_threadpool(original.done.wait)
-        jobs = await run_in_threadpool(edit.jobs, self.model, original, asked.alternatives)
-        count, seeds = len(jobs[0].ids), _seeds(jobs)
-        reply = ChatReply(self.names[0], seeds, count, given.names) if kind == ChatReply.kind else \
-            CompletionReply(self.names[0], seeds, count, [""] * len(jobs))
-        reply.edited = {**edit.facts(self.model, given.id, asked.choice), "seeds": seeds}
-        self.metrics.count("m3jit_edits_total")
-        return await self._answer(request, jobs, reply, asked.stream, asked.usage)
+        places = self.engine.replace(original, asked.alternatives)     # now that nothing can be wrong any more
+        try:
+            await self._until_ended(original, given.id)
+            jobs = await run_in_threadpool(edit.jobs, self.model, original, asked.alternatives)
+            count, seeds = len(jobs[0].ids), _seeds(jobs)
+            reply = ChatReply(self.names[0], seeds, count, given.names) if kind == ChatReply.kind else \
+                CompletionReply(self.names[0], seeds, count, [""] * len(jobs))
+            reply.edited = {**edit.facts(self.model, given.id, asked.choice), "seeds": seeds}
+            self.metrics.count("m3jit_edits_total")
+            return await self._answer(request, jobs, reply, asked.stream, asked.usage, places)
+        finally:
+            places.free()
+
+    async def _until_ended(self, original: Ticket, name: str) -> None:
+        """Wait for a text that was stopped.  ApiError 503: it did not end in time."""
+        if not await run_in_threadpool(original.done.wait, self.limits.ending):
+            raise ApiError(503, f"response {name!r} was stopped for the edit, but has not ended after "
+                                f"{self.limits.ending:g} s; send the same edit again in 5 s", "response_not_ended", "id",
+                           {"Retry-After": "5"})
 
     def _prepare(self, tokens: Callable[[], list[int]], settings: Settings) -> list[int]:
         """The prompt's token ids; whatever is wrong with the request is said before it waits."""
@@ -223,9 +237,11 @@ class Service:
         return [Job(ids, replace(asked.settings, seed=seed), ignore, random=(seed,), fork=fork,
                     remember=self.kept.count > 0, owner=owner) for ids, fork in zip(prompts, forks) for seed in seeds]
 
-    async def _answer(self, request: Request, jobs: Sequence[Job], reply: Reply, stream: bool, usage: bool) -> Response:
+    async def _answer(self, request: Request, jobs: Sequence[Job], reply: Reply, stream: bool, usage: bool,
+                      places: Places | None = None) -> Response:
+        """What the client gets of these texts.  places: those held free for them."""
         given = Given(reply.id, reply.kind, request.state.owner, getattr(reply, "names", ()))
-        texts = Texts(self.engine, jobs, request.receive, lambda: self.kept.settle(given))
+        texts = Texts(self.engine, jobs, request.receive, lambda: self.kept.settle(given), places)
         given.texts = texts.tickets
         reply.cached = lambda: _cached(texts.tickets)
         self.kept.add(given)

@@ -47,6 +47,14 @@ class Busy(Exception):
         self.waiting, self.retry_after = waiting, retry_after
 
 
+class TooMany(Exception):
+    """A request for more texts than there are places, however long it waited."""
+
+    def __init__(self, count: int, batch: int, queue: int):
+        super().__init__(f"{count} texts in one request, but this server has {batch + queue} places (--batch {batch} and "
+                         f"--queue {queue}); ask for {batch + queue} at most")
+
+
 class Stopping(Exception):
     """The engine takes no more texts."""
 
@@ -69,8 +77,9 @@ class Job:
     """A text to generate.  deliver(pieces, error, ended) is called from the engine's thread.
 
     written: so many of the last ids are the beginning of the text itself; random: the random stream at its beginning and
-    behind each of these.  known: states behind the first of the ids, in place of the model's index.  remember: collect the text's states in `Ticket.checkpoints`, from the text's beginning,
-    behind those that are `remembered` already.  owner: states in the index serve texts of the same owner alone."""
+    behind each of these.  known: states behind the first of the ids, in place of the model's index.  remember: collect
+    the text's states in `Ticket.checkpoints`, from the text's beginning, behind those that are `remembered` already.
+    owner: states in the index serve texts of the same owner alone."""
     ids: Sequence[int]
     settings: Settings
     deliver: Deliver
@@ -125,6 +134,19 @@ class Ticket:
             self.checkpoints = thinned([*self.checkpoints, found], REMEMBERED)
 
 
+class Places:
+    """Places that an engine holds free for texts that are to come (`Engine.replace`)."""
+
+    def __init__(self, engine: "Engine", count: int):
+        self._engine, self.count = engine, count
+
+    def free(self) -> None:
+        """Others may have them; more than once."""
+        with self._engine._lock:
+            self._engine._promised -= self.count
+            self.count = 0
+
+
 class Engine:
     """Runs texts of one model.  batch: texts at once; queue: texts that may wait besides."""
 
@@ -134,6 +156,7 @@ class Engine:
         self._waiting: deque[Ticket] = deque()
         self._active: list[Ticket] = []
         self._lock = threading.Condition()
+        self._promised = 0                             # places of texts that are to come
         self._closing = False
         self._warming = Batch()
         self._warmer: threading.Thread | None = None
@@ -181,20 +204,43 @@ class Engine:
             self._warming.run()
 
     # -- from any thread --------------------------------------------------------------------------------------------
-    def submit(self, jobs: Sequence[Job]) -> list[Ticket]:
-        """Queue texts, all or none of them.  Raises Busy or Stopping."""
+    def submit(self, jobs: Sequence[Job], places: Places | None = None) -> list[Ticket]:
+        """Queue texts, all or none of them; places: those held free for them.  Raises Busy, TooMany or Stopping."""
         with self._lock:
             if self._closing:
                 raise Stopping("the server is stopping")
-            free = self.limit - len(self._active)
-            if len(self._waiting) + len(jobs) > self.room + max(0, free):
-                self.metrics.count("m3jit_rejected_total")
-                rounds = (len(self._waiting) + self.limit) / self.limit
-                raise Busy(len(self._waiting), min(60, max(1, round(rounds * self._seconds))))
+            if places is not None and places.count >= len(jobs):
+                places.free()
+            else:
+                self._check(len(jobs))
             tickets = [Ticket(self, job) for job in jobs]
             self._waiting.extend(tickets)
             self._lock.notify()
         return tickets
+
+    def _check(self, count: int, leaving: int = 0) -> None:
+        """Raise TooMany or Busy unless there are so many places, with those of texts that are leaving."""
+        if count > self.limit + self.room:
+            raise TooMany(count, self.limit, self.room)
+        taken = len(self._waiting) + len(self._active) + self._promised - leaving
+        if taken + count > self.limit + self.room:
+            self.metrics.count("m3jit_rejected_total")
+            rounds = (len(self._waiting) + self.limit) / self.limit
+            raise Busy(len(self._waiting), min(60, max(1, round(rounds * self._seconds))))
+
+    def replace(self, ticket: Ticket, count: int) -> Places:
+        """Stop a text, if it has not ended, and hold places free for so many others; its own is one of them.  Raises
+        Busy, TooMany or Stopping, and then the text goes on."""
+        with self._lock:
+            if self._closing:
+                raise Stopping("the server is stopping")
+            self._check(count, int(ticket.state != ENDED and not ticket.stopped))
+            self._promised += count
+            places = Places(self, count)
+            waited = self._stop(ticket)
+        if waited:
+            self._say_stopped(ticket)
+        return places
 
     def cancel(self, ticket: Ticket) -> None:
         """See `Ticket.cancel`."""
@@ -208,12 +254,20 @@ class Engine:
     def stop(self, ticket: Ticket) -> None:
         """See `Ticket.stop`."""
         with self._lock:
-            if ticket.state == ENDED or ticket.stopped:
-                return
-            ticket.stopped = True
-            waited = self._left_the_queue(ticket)
+            waited = self._stop(ticket)
         if waited:
-            ticket.job.deliver([Piece("", finish_reason=EDITED)], None, True)
+            self._say_stopped(ticket)
+
+    def _stop(self, ticket: Ticket) -> bool:
+        """Stop a text under the lock; whether it waited, so that its client is to be told."""
+        if ticket.state == ENDED or ticket.stopped:
+            return False
+        ticket.stopped = True
+        return self._left_the_queue(ticket)
+
+    @staticmethod
+    def _say_stopped(ticket: Ticket) -> None:
+        ticket.job.deliver([Piece("", finish_reason=EDITED)], None, True)
 
     def _left_the_queue(self, ticket: Ticket) -> bool:
         """End a text that waits, or stop its machine; whether it waited."""

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Sequence
 
-from m3jit.models.prefix_index import Ledger
+from m3jit.models.prefix_index import Ledger, size_of
 from m3jit.serve.engine import ENDED, Ticket
 from m3jit.serve.errors import ApiError
 
@@ -22,8 +22,8 @@ TOKEN_BYTES = 80                    # of a token and the random stream behind it
 
 @dataclass(eq=False)
 class Given:
-    """What a request got.  texts: its choices; names: functions its calls may name; kind: "chat" or "completion"; owner: who may
-    edit it."""
+    """What a request got.  texts: its choices; names: functions its calls may name; kind: "chat" or "completion"; owner:
+    who may edit it."""
     id: str
     kind: str
     owner: str = ""
@@ -47,7 +47,7 @@ class Kept:
         self._lock = threading.Lock()
         self._all: OrderedDict[str, Given] = OrderedDict()
         self._ended: OrderedDict[str, Given] = OrderedDict()
-        self._released: OrderedDict[str, str] = OrderedDict()          # id -> the bound that it met
+        self._released: OrderedDict[str, tuple[str, str]] = OrderedDict()        # id -> (owner, the bound that it met)
         self._ledger, self._lists = Ledger(), 0
 
     def __len__(self) -> int:
@@ -67,21 +67,28 @@ class Kept:
             self.settle(response)
 
     def settle(self, response: Given) -> None:
-        """Count a response if it has ended, and release the oldest ones beyond the bounds."""
+        """Count a response if it has ended, and release the oldest ones beyond the bounds; one that alone is beyond the
+        bound of memory takes no other's place."""
         with self._lock:
             if not response.ended or response.id not in self._all or response.id in self._ended:
                 return
+            versions = [version for text in response.texts for version in text.checkpoints]
+            nbytes = TOKEN_BYTES * sum(len(text.job.ids) + len(text.tokens) for text in response.texts)
+            if nbytes + size_of(versions) > self.memory:
+                del self._all[response.id]
+                return self._remember(response, self._memory_bound())
             self._ended[response.id] = response
-            for text in response.texts:
-                response.nbytes += TOKEN_BYTES * (len(text.job.ids) + len(text.tokens))
-                for version in text.checkpoints:
-                    self._ledger.add(version)
-                    response.counted.append(version)
-            self._lists += response.nbytes
+            response.nbytes, response.counted = nbytes, versions
+            for version in versions:
+                self._ledger.add(version)
+            self._lists += nbytes
             while len(self._ended) > self.count:
                 self._release(f"the newest {self.count} are kept (--keep-responses)")
             while self._ledger.bytes + self._lists > self.memory:
-                self._release(f"those that are kept reach {self.memory} bytes at most (--keep-memory)")
+                self._release(self._memory_bound())
+
+    def _memory_bound(self) -> str:
+        return f"those that are kept reach {self.memory} bytes at most (--keep-memory)"
 
     def _release(self, bound: str) -> None:
         name, response = self._ended.popitem(last=False)
@@ -89,7 +96,11 @@ class Kept:
         self._lists -= response.nbytes
         for version in response.counted:
             self._ledger.take_off(version)
-        self._released[name] = bound
+        self._remember(response, bound)
+
+    def _remember(self, response: Given, bound: str) -> None:
+        """Say from now on why a response is gone."""
+        self._released[response.id] = response.owner, bound
         while len(self._released) > REMEMBERED:
             self._released.popitem(last=False)
 
@@ -103,14 +114,14 @@ class Kept:
 
     def find(self, name: str, kind: str, owner: str = "") -> Given:
         """The response of an id.  ApiError 410: it was released, and by which bound; 404: there is none of that kind, or
-        it is another's."""
+        it is, or was, another's."""
         with self._lock:
-            found, bound = self._all.get(name), self._released.get(name)
+            found, (whose, bound) = self._all.get(name), self._released.get(name, ("", None))
         if found is not None and found.owner != owner:
             found = None
         if found is not None and found.kind == kind:
             return found
-        if bound is not None:
+        if bound is not None and whose == owner:
             raise ApiError(410, f"response {name!r} was released: {bound}; ask again with its text as the prompt",
                            "response_released", "id")
         why = "this server keeps none (--keep-responses 0)" if not self.count else \

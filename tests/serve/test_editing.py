@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from m3jit.api.generation import load_model  # noqa: E402
+from m3jit.api.generation import Settings, load_model  # noqa: E402
 from m3jit.serve.app import Limits  # noqa: E402
+from m3jit.serve.engine import Busy, Engine, Job, ignore  # noqa: E402
 from tests.serve.client import (CHAT, PLAIN, TEMPLATE, Gate, Running, chat_body, events, running,  # noqa: E402
                                 wait_for)
 
@@ -170,6 +172,76 @@ def test_a_running_response_is_stopped_and_edited(model):
         assert again["choices"] == found["choices"], "a stopped one can be edited again"
 
 
+def test_an_edit_without_room_stops_nothing(model):
+    with running(model, batch=1, queue=1) as server:
+        gate = Gate(server.engine)
+        body = {"model": "default", "prompt": PROMPT, "max_tokens": 20, **SAMPLED}
+        connection, response = server.open_stream(PLAIN, body)
+        assert wait_for(lambda: gate.one_more() or server.made >= 4)
+        first = json.loads(response.readline()[6:])
+        ticket = server.engine._active[0]
+        with ThreadPoolExecutor(2) as pool:
+            waits = pool.submit(ask, server, max_tokens=2)
+            assert wait_for(lambda: server.engine.waiting == 1)
+            status, code, message = refused(server, first["id"], position={"token": 1}, n=2)
+            assert (status, code) == (429, "queue_full") and "1 requests are waiting" in message and not ticket.stopped
+            status, code, message = refused(server, first["id"], position={"token": 1}, n=3)
+            assert (status, code) == (400, "invalid_value") and not ticket.stopped
+            assert "n: 3 texts in one request, but this server has 2 places (--batch 1 and --queue 1); ask for 2" in message
+            new = pool.submit(edit, server, first, position={"token": 1}, max_tokens=2)    # the original's own place
+            assert wait_for(lambda: ticket.stopped)
+            gate.release()
+            assert len(new.result()["choices"]) == 1 and len(waits.result()["choices"]) == 1
+        connection.close()
+        found = edit(server, first, position={"token": 1}, max_tokens=2, n=2)
+        assert len(found["choices"]) == 2 and server.engine._promised == 0, "and now there is room"
+        status, answer = server.post(PLAIN, {**body, "n": 3})
+        assert status == 400 and "n: 3 texts in one request" in answer["error"]["message"]
+        assert server.metric("m3jit_rejected_total") == 1
+
+
+def test_places_are_promised_once(model):
+    """Of two edits of one running text only one counts on its place."""
+    engine = Engine(model, batch=1, queue=0)
+    gate = Gate(engine)
+    try:
+        ticket, = engine.submit([Job([5, 6, 7], Settings(max_tokens=9, seed=1), ignore, random=(1,), remember=True)])
+        places = engine.replace(ticket, 1)
+        with pytest.raises(Busy):
+            engine.replace(ticket, 1)
+        gate.release()
+        assert ticket.done.wait(60) and ticket.stopped
+        with pytest.raises(Busy):
+            engine.submit([Job([5], Settings(max_tokens=1, seed=1), ignore)])
+        new, = engine.submit([Job([5, 6, 7], Settings(max_tokens=1, seed=1), ignore)], places)
+        places.free()
+        assert new.done.wait(60) and engine._promised == 0
+    finally:
+        gate.release()
+        engine.close()
+
+
+def test_an_original_that_does_not_end(model):
+    with _limited(model, ending=0.01) as server:
+        gate = Gate(server.engine)
+        connection, response = server.open_stream(PLAIN, {"model": "default", "prompt": PROMPT, "max_tokens": 20,
+                                                          **SAMPLED})
+        assert wait_for(lambda: gate.one_more() or server.made >= 4)
+        first = json.loads(response.readline()[6:])
+        ticket = server.engine._active[0]
+        hand_over, ending = server.engine._hand_over, threading.Event()
+        server.engine._hand_over = lambda t: hand_over(t) if ending.is_set() else None
+        status, code, message = refused(server, first["id"], position={"token": 1})
+        assert (status, code) == (503, "response_not_ended") and ticket.stopped
+        assert "was stopped for the edit, but has not ended after 0.01 s; send the same edit again" in message
+        assert server.engine._promised == 0
+        ending.set()
+        gate.release()
+        assert ticket.done.wait(60)
+        assert edit(server, first, position={"token": 1}, max_tokens=2)["usage"]["completion_tokens"]
+        connection.close()
+
+
 def test_a_response_that_waits_is_edited(model):
     with running(model, batch=1) as server:
         gate = Gate(server.engine)
@@ -252,6 +324,14 @@ def test_released_responses_say_which_bound_they_met(model):
         status, code, message = refused(server, name, position={"token": 0})
         assert status == 410 and "those that are kept reach 1 bytes at most (--keep-memory)" in message
         assert server.metric("m3jit_kept_bytes") == 0
+    with _limited(model) as server:
+        small = ask(server, max_tokens=2)["id"]
+        kept = server.metric("m3jit_kept_bytes")
+        server.kept.memory = int(2 * kept)
+        large = ask(server, max_tokens=2, prompt=PROMPT * 8)["id"]
+        assert 0 < kept == server.metric("m3jit_kept_bytes"), "one that alone is too large takes no other's place"
+        assert refused(server, large, position={"token": 0})[0] == 410
+        assert edit(server, {"id": small}, position={"token": 1})["edited"]["id"] == small
     with _limited(model, kept=0) as server:
         name = ask(server, max_tokens=2)["id"]
         status, code, message = refused(server, name, position={"token": 0})
@@ -368,6 +448,10 @@ def test_keys_keep_clients_apart(model):
         for key, status in (("second", 404), ("first", 200)):
             found = server.post(f"{PLAIN}/{name}/edit", {"position": {"token": 1}}, Authorization=f"Bearer {key}")
             assert found[0] == status
+        server.kept.clear()
+        for key, status in (("second", 404), ("first", 410)):
+            found = server.post(f"{PLAIN}/{name}/edit", {"position": {"token": 1}}, Authorization=f"Bearer {key}")
+            assert found[0] == status, "nor does it say that there was one"
 
 
 # -- slow clients -----------------------------------------------------------------------------------------------------

@@ -73,8 +73,8 @@ def test_every_text_is_what_it_is_alone(clients, requests):
     with running(model, batch=6, queue=200, limits=limits) as server:
         tickets, submit = [], server.engine.submit
 
-        def noted(jobs: Any) -> Any:
-            found = submit(jobs)
+        def noted(jobs: Any, places: Any = None) -> Any:
+            found = submit(jobs, places)
             tickets.extend(found)
             return found
         server.engine.submit = noted

@@ -189,7 +189,16 @@ def test_a_full_queue_refuses(model):
 def test_more_choices_than_fit_are_refused_whole(model):
     with running(model, batch=1, queue=1) as server:
         status, found = server.post(PLAIN, {"model": "default", "prompt": "She", "n": 3})
-        assert status == 429 and server.idle()
+        assert status == 400 and server.idle() and "n: 3 texts in one request" in found["error"]["message"]
+        assert "this server has 2 places (--batch 1 and --queue 1); ask for 2 at most" in found["error"]["message"]
+        gate = Gate(server.engine)
+        with ThreadPoolExecutor(1) as pool:
+            one = pool.submit(server.text)
+            assert wait_for(lambda: server.engine.active == 1)
+            assert server.post(PLAIN, {"model": "default", "prompt": "She", "n": 2})[0] == 429
+            assert server.engine.waiting == 0
+            gate.release()
+            assert one.result()
 
 
 def test_api_keys(model):
