@@ -214,6 +214,12 @@ class Lifter(Recorder):
     # -- lifting ----------------------------------------------------------------------------------------------------
     def lift(self, name: str) -> Function | None:
         """The region, or None when not even its first instruction can be compiled."""
+        try:
+            return self._lift(name)
+        finally:                                       # `xp` leads back here, and `entry` may lead to a context: the
+            del self.xp, self.entry                    # states it names would live until the garbage collector comes by
+
+    def _lift(self, name: str) -> Function | None:
         self.discover()
         start = Block("entry", self.entry.pc)
         self.blocks.append(start)

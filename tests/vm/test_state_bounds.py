@@ -2,6 +2,8 @@
 to.  Every message says which bound it was, its value, and what to do."""
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -172,3 +174,19 @@ def test_a_context_that_was_killed_lets_go_of_what_it_names():
     del child
     vm.run()
     assert vm.snapshots.live() == []                   # at once, not when the garbage collector comes by
+
+
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+def test_looking_at_code_to_compile_it_keeps_no_context(backend):
+    vm = machine("FORK rC, child\nLOADI rN, 0\ntop: ADD rN, rN, 1\nYIELD\nCOMPARE rN, 100\nIF_LESS top\n"
+                 "KILL_CONTEXT rC\nHALT\n"
+                 "child: FORK r9\nLOADI rK, 0\nagain: ADD rK, rK, 1\nYIELD\nJUMP again",
+                 snapshot_window=0, backend=backend)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        vm.run()
+        assert vm.snapshots.live() == []
+    finally:
+        if collecting:
+            gc.enable()
