@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
 from typing import Any, Iterator
 
@@ -79,10 +81,45 @@ def opened(folder: str | None) -> Iterator[Any]:
         yield Checkpoints(found)
 
 
+class _Stops:
+    """SIGINT and SIGTERM while a machine runs that will be gone on with: they stop it between two instructions, where
+    its state is one of the program's.  A second one breaks it off wherever it is.
+
+    Outside the main thread, which gets all signals, it changes nothing.  `ends`: end the command as the signal does
+    without this."""
+
+    def __init__(self, vm: Any):
+        self.vm, self.first, self._before = vm, 0, {}
+
+    def _arrived(self, number: int, frame: Any) -> None:
+        if self.first:
+            self.ends(number, frame)
+        self.first = number
+        self.vm.stop()
+
+    def ends(self, number: int, frame: Any = None) -> None:
+        before = self._before[number]
+        if callable(before):
+            before(number, frame)
+        raise KeyboardInterrupt
+
+    def __enter__(self) -> "_Stops":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.getsignal(number)
+                signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+
 @contextlib.contextmanager
 def kept(vm: Any, folder: str | None) -> Iterator[None]:
     """A run with --store: it begins at the store's last version.  One that is stopped leaves a version of where it was;
-    one that comes to its end leaves none to go on from."""
+    one that is broken off in the middle of an instruction leaves none; one that comes to its end leaves none to go on
+    from."""
     if folder is None:
         yield
         return
@@ -91,12 +128,16 @@ def kept(vm: Any, folder: str | None) -> Iterator[None]:
     back = disk.resume(vm)
     if back is not None:
         note(f"{folder}: going on from version {back.version.number}")
-    try:
-        yield
-    except (Interrupted, LimitError, KeyboardInterrupt):
-        if vm.new_context().id == vm.main.id + 1:      # there were no others, which would not go on
-            disk.commit(vm)
-            note(f"{folder}: version {disk.store.latest(RUN).number} is where it was stopped; the same command goes on")
-        raise
-    if RUN in disk.store.names():
-        disk.store.remove(RUN)
+    with _Stops(vm) as stops:
+        try:
+            yield
+        except (Interrupted, LimitError):
+            if vm.new_context().id == vm.main.id + 1:  # there were no others, which would not go on
+                disk.commit(vm)
+                note(f"{folder}: version {disk.store.latest(RUN).number} is where it was stopped; the same command "
+                     f"goes on")
+            if stops.first == signal.SIGTERM:
+                stops.ends(signal.SIGTERM)
+            raise
+        if RUN in disk.store.names():
+            disk.store.remove(RUN)

@@ -40,7 +40,12 @@ def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, s
           of: Snapshot | None = None) -> "Version":
     """Commit a context as it is now, or a snapshot `of` it; the caller holds the machine.
 
-    StoreError: a value without a form on a disk; the store's errors."""
+    StoreError: a value without a form on a disk; a run that was broken off in the middle of an instruction; the store's
+    errors."""
+    if of is None and isinstance(vm.error, BaseException) and not isinstance(vm.error, Exception):
+        raise StoreError(f"{store.path}: {brief(repr(name))}: the run was broken off ({vm.error.__class__.__name__}), "
+                         f"maybe in the middle of an instruction; commit a snapshot made before, or end runs with "
+                         f"VM.stop")
     pcs, end = vm.image.pcs, len(vm.image.text)
     root, index = (ctx.capture(), ctx.index) if of is None else (of.root, of.resume)
     held = roots.named_snapshots(ctx) if of is None else []

@@ -3,10 +3,13 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
-from m3jit.durable import Store
+import m3jit
+from m3jit.cli.store import kept, opened
+from m3jit.durable import Store, StoreError
 from tests.cli.command import call, start
 
 COUNT = """
@@ -129,3 +132,96 @@ def test_a_model_goes_on_in_the_middle_of_its_text(capfd, tmp_path):
     assert first.code == 4 and straight.out.startswith(first.out) and len(first.out) < len(straight.out)
     second = call(capfd, *command, "--store", tmp_path / "s")
     assert first.out + second.out == straight.out
+
+
+# -- signals in the middle of instructions ----------------------------------------------------------------------------
+TWINS = """
+go:
+    ADD rN, rN, 1
+    STREAM rN
+    ADD rM, rM, 1
+    COMPARE rN, 4
+    IF_LESS go
+    HALT
+"""
+
+
+def twins(disk: Any) -> tuple[Any, list[str]]:
+    vm = m3jit.VM(m3jit.assemble(TWINS), backend="interpreter", checkpoints=disk)
+    said: list[str] = []
+    vm.set_sink("OUTPUT", said.append)
+    vm.set("rN", 0)
+    vm.set("rM", 0)
+    return vm, said
+
+
+def behind(vm: Any, index: int, times: int, signals: list[int]) -> None:
+    """Signals arrive when an instruction has had its effect and the interpreter has not moved on yet."""
+    vm.interpreter._prepare(index)
+    in_slow = vm.interpreter.handlers[index].__name__ == "_slow"
+    handlers = vm.interpreter.slow if in_slow else vm.interpreter.handlers
+    real, left = handlers[index], times
+
+    def handler(ctx: Any) -> Any:
+        nonlocal left
+        after = real(ctx)
+        left -= 1
+        for number in signals if left == 0 else ():
+            signal.raise_signal(number)
+        return after
+    handlers[index] = handler
+
+
+def terminate(*_: Any) -> None:
+    raise SystemExit(143)
+
+
+@pytest.mark.parametrize("number, error", [(signal.SIGINT, m3jit.Interrupted), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize("index", range(5))
+def test_a_signal_behind_the_effect_of_an_instruction(tmp_path, index, number, error):
+    """What is gone on with is a state of the program: no instruction is done twice, none is left out."""
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        said: list[str] = []
+        with opened(tmp_path / "s") as disk:
+            vm, out = twins(disk)
+            behind(vm, index, 2, [number])
+            with pytest.raises(error), kept(vm, tmp_path / "s"):
+                vm.run()
+            said += out
+        with opened(tmp_path / "s") as disk:
+            vm, out = twins(disk)
+            with kept(vm, tmp_path / "s"):
+                vm.run()
+            assert vm.get("rN") == vm.get("rM") == 4 and disk.store.names() == []
+        assert said + out == ["1", "2", "3", "4"] and len(said) in (1, 2)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_second_ctrl_c_breaks_a_run_off(tmp_path):
+    """It may be in the middle of an instruction: no version is made of that."""
+    with opened(tmp_path / "s") as disk:
+        vm, _ = twins(disk)
+        behind(vm, 0, 2, [signal.SIGINT, signal.SIGINT])
+        with pytest.raises(KeyboardInterrupt), kept(vm, tmp_path / "s"):
+            vm.run()
+        assert disk.store.names() == []
+        with pytest.raises(StoreError, match=r"s: 'mine': the run was broken off \(KeyboardInterrupt\), maybe in the "
+                                             r"middle of an instruction; commit a snapshot made before, or end runs"):
+            disk.store.commit(vm, "mine")
+        with pytest.raises(StoreError, match="'run': the run was broken off"):
+            disk.commit(vm)
+
+
+def test_sigterm_leaves_a_version(capfd, tmp_path):
+    (tmp_path / "endless.m3asm").write_text(ENDLESS)
+    command = ("run", tmp_path / "endless.m3asm", "--store", tmp_path / "s", "--bind", 'rLine="x"')
+    process = start(*command)
+    said = [process.stdout.readline() for _ in range(3)]
+    process.send_signal(signal.SIGTERM)
+    said += process.stdout.readlines()
+    assert process.wait(60) == 143 and b"is where it was stopped; the same command goes on" in process.stderr.read()
+    process.stdout.close(), process.stderr.close()
+    assert call(capfd, *command, "--max-steps", 8).out.startswith(f"{len(said) + 1}\n")
