@@ -220,6 +220,15 @@ class HFFolder:
         self._files.feed_key(digest)
         return digest.hexdigest()
 
+    def full_hash(self) -> str:
+        """xxh3-128 of config.json's values and every byte of the weights, 32 hex digits, as GGUFFile.full_hash."""
+        import xxhash
+
+        digest = xxhash.xxh3_128(b"hf-folder")
+        digest.update(repr(sorted(self.config.values.items())).encode("utf-8", "replace"))
+        self._files.feed_content(digest)
+        return digest.hexdigest()
+
     def close(self) -> None:
         """Release the maps that no view uses."""
         self._files.close()

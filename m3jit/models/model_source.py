@@ -6,6 +6,7 @@ keys that GGUF uses for the architecture.
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any, Iterable, Mapping, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight", ".rotary_emb.inv_freq") 
 _RANGES = {"block_count": (0, 4096), "attention.layer_norm_rms_epsilon": (0, 1e3), "rope.freq_base": (1e-3, 1e30),
            "attention.layer_norm_epsilon": (0, 1e3), "rope.freq_base_swa": (1e-3, 1e30)}
 Shapes = dict[str, tuple[int, ...]]
+_contents: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()       # what `content_of` has read
 
 
 class Source(Protocol):
@@ -38,6 +40,17 @@ class Source(Protocol):
     def value(self, key: str, kind: type, default: Any = ...) -> Any: ...
     def tensor(self, name: str) -> Any: ...
     def tensor_bytes(self, name: str) -> np.ndarray: ...
+
+
+def content_of(source: Source) -> str:
+    """What tells a source from others whatever its name and time: all its bytes are read once in a process.
+
+    A source without a `full_hash` has nothing better than its `content_hash`."""
+    found = _contents.get(source)
+    if found is None:
+        whole = getattr(source, "full_hash", None)
+        found = _contents[source] = whole() if whole is not None else source.content_hash
+    return found
 
 
 class Keys:

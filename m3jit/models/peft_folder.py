@@ -162,6 +162,14 @@ class PeftFolder:
         self._file.feed_key(digest)
         return digest.hexdigest()
 
+    def full_hash(self) -> str:
+        """xxh3-128 of the metadata and every byte of the weights, 32 hex digits."""
+        import xxhash
+        digest = xxhash.xxh3_128(b"peft-folder")
+        digest.update(repr(sorted(self.metadata.items())).encode("utf-8", "replace"))
+        self._file.feed_content(digest)
+        return digest.hexdigest()
+
     def close(self) -> None:
         self._file.close()
 

@@ -17,7 +17,7 @@ from m3jit.models.gguf_shards import open_gguf
 from m3jit.models.hf_folder import HFFolder
 from m3jit.models.latent_parts import with_latent_parts
 from m3jit.models.model_error import ModelFileError
-from m3jit.models.model_source import Source
+from m3jit.models.model_source import Source, content_of
 from m3jit.models.peft_folder import PeftFolder, is_adapter_folder
 from m3jit.models.pooling import Pooling
 from m3jit.models.program import Compiler, Options
@@ -102,8 +102,7 @@ class SourceModel:
     def content_hash(self) -> str:
         """What tells this model from others wherever its file lies: 32 hex digits (of a file all bytes are read once)."""
         if self._hash is None:
-            whole = getattr(self.file, "full_hash", None)
-            self._hash = whole() if whole is not None else self.file.content_hash
+            self._hash = content_of(self.file)
         return self._hash
 
     @property

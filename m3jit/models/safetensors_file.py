@@ -151,6 +151,11 @@ class SafetensorsFile:
             at = self.data_start + spare * part // 32
             digest.update(self._data[at:at + 4096])
 
+    def feed_content(self, digest: Any) -> None:
+        """Add every byte of the file to a digest."""
+        digest.update(struct.pack("<8sQ", b"safe-all", self.size))
+        digest.update(self._data)
+
     def close(self) -> None:
         """Release the map now if no view of it is left; otherwise it goes with the last view."""
         self._data = np.empty(0, np.uint8)
@@ -205,6 +210,12 @@ class SafetensorsSet:
         for part, file in self.files.items():
             digest.update(part.encode())
             file.feed_key(digest)
+
+    def feed_content(self, digest: Any) -> None:
+        """Add every byte of these files to a digest."""
+        for part, file in self.files.items():
+            digest.update(part.encode())
+            file.feed_content(digest)
 
     def close(self) -> None:
         for file in self.files.values():

@@ -1,6 +1,8 @@
 """Sessions: going back, correcting and going on gives what was computed from the start, and computes only what is new."""
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +18,7 @@ from m3jit.durable import Store
 from m3jit.errors import UserError
 from m3jit.models.grammar import Grammar
 from m3jit.models.program import Options
+from m3jit.models.provider import DEFAULT_MODEL
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
@@ -408,8 +411,11 @@ def test_what_cannot_be_loaded(model, recurrent, tmp_path):
     run(made, 4)
     made.save(tmp_path / "store")
     tokens = made.tokens
-    for target, words in ((Session(recurrent[0]), "another program"), (Session(model, context=3), "the context holds 3"),
-                          (Session(model, options=Options(kv_type="Q8_0")), "another program|another model")):
+    for target, words in (
+            (Session(recurrent[0]), "was saved with another model, 'm3jit default' .* and the one here is"),
+            (Session(model, context=3), "the context holds 3"),
+            (Session(model, repeat_penalty=1.3), "without a repeat penalty, and here there is one .*--repeat-penalty"),
+            (Session(model, options=Options(kv_type="Q8_0")), "kv_type = F16, and here it is Q8_0 .--kv-type.; open it")):
         with pytest.raises(UserError, match=words):
             target.load(tmp_path / "store")
         assert target.tokens == ()
@@ -424,6 +430,26 @@ def test_what_cannot_be_loaded(model, recurrent, tmp_path):
     assert made.tokens == tokens
     run(made, 2)
     assert made.tokens[:-2] == tokens
+
+
+def test_a_saved_session_is_known_by_the_content_of_its_model(tmp_path):
+    """Another time, name and place of the same bytes is the same model; other bytes are another one."""
+    path = tmp_path / "a.gguf"
+    shutil.copyfile(DEFAULT_MODEL, path)
+    made = session(load_model(path, threads=1))
+    run(made, 4)
+    made.save(tmp_path / "store")
+    os.utime(path, ns=(1, 1))
+    moved = path.rename(tmp_path / "b.gguf")
+    other = Session(load_model(moved, threads=1), temperature=0)
+    other.load(tmp_path / "store")
+    assert (other.tokens, other.evaluated) == (made.tokens, 0)
+    raw = bytearray(moved.read_bytes())
+    raw[-3000] ^= 1
+    changed = tmp_path / "c.gguf"
+    changed.write_bytes(raw)
+    with pytest.raises(UserError, match="with another model, .* of content [0-9a-f]{32}, and the one here .*open it so"):
+        Session(load_model(changed, threads=1), temperature=0).load(tmp_path / "store")
 
 
 # How a text ends.

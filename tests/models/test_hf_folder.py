@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -289,6 +291,18 @@ def test_experts_that_are_missing(tmp_path):
 def test_the_key_of_caches_sees_changes(folders, tmp_path):
     first, second = HFFolder(folders["qwen2"]), HFFolder(altered(tmp_path / "model", "qwen2", rope_theta=5.0))
     assert first.content_hash == HFFolder(folders["qwen2"]).content_hash != second.content_hash
+
+
+def test_the_full_hash_is_of_the_content_alone(folders, tmp_path):
+    """The time of a file makes another key of caches, not another model."""
+    first, folder = HFFolder(folders["qwen2"]), shutil.copytree(folders["qwen2"], tmp_path / "twin")
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    second, other = HFFolder(folder), HFFolder(altered(tmp_path / "model", "qwen2", rope_theta=5.0))
+    assert first.content_hash != second.content_hash and first.full_hash() == second.full_hash() != other.full_hash()
+    raw = bytearray((folder / "model.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(raw)
+    assert HFFolder(folder).full_hash() != first.full_hash()
 
 
 def test_what_is_no_model_folder(tmp_path):
