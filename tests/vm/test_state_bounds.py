@@ -9,6 +9,7 @@ import pytest
 
 from m3jit.errors import OperandError, Trap, UserError
 from m3jit.isa.types import Tensor
+from m3jit.vm import held
 from m3jit.vm.held import distinct
 from m3jit.vm.memory import ACTIVATION
 from tests.vm.programs import machine, run
@@ -49,6 +50,56 @@ def test_a_program_that_keeps_too_many_snapshots_traps():
     with pytest.raises(Trap, match=r"FORK R\d.*snapshots hold \d+ bytes that no running context has, more than the 150000 "
                                    r"they may \(snapshot_memory\).*--snapshot-memory SIZE"):
         run(WRITES.format("r1", "r2", "r3", "r4", "r5") + "HALT", snapshot_memory=150_000)
+
+
+def test_snapshots_of_a_large_state_cost_no_look_at_all_of_it(monkeypatch):
+    """Above the bound with what runs alone, a snapshot looks at a constant number of objects, averaged over many."""
+    looked, parts = [], held.parts
+
+    def counted(*known):
+        for found in parts(*known):
+            looked.append(1)
+            yield found
+    monkeypatch.setattr(held, "parts", counted)
+    for pages in (100, 1000):
+        vm = machine(f"LOADI rP, {A}\nMEMSET rP, PATTERN=1, LEN={4096 * pages}\nHALT", snapshot_memory=100_000,
+                     snapshot_window=3)
+        vm.run()
+        vm.fork()
+        looked.clear()
+        for _ in range(1000):
+            vm.fork()
+        assert pages < len(looked) < held.LOOKS * 1000 + 8 * pages, pages
+
+
+def test_a_bound_is_passed_by_what_the_docs_say_at_most():
+    """Every snapshot holds a page and its registers; of all that there is, pages of 1/`LOOKS` may come between counts."""
+    pages, limit, page = 320, 600_000, 4096
+    vm = machine(f"LOADI rP, {A}\nMEMSET rP, PATTERN=1, LEN={page * pages}\n"
+                 + f"FORK r1\nMEMSET rP, PATTERN=3, LEN={page}\n" * 300 + "HALT", snapshot_memory=limit,
+                 snapshot_window=300)
+    vm.step(2)
+    holds = []
+    for _ in range(300):
+        vm.step(2)
+        seen: set[int] = set()
+        running = distinct([vm.main], seen)
+        live = vm.snapshots.live()
+        holds.append(distinct((s.root for s in live), seen) + held.REGISTERS * len(live))
+        del live                                       # or it would keep them
+    assert running == page * pages
+    between = (limit + running) // held.LOOKS          # of pages, and as much for the registers beside them
+    assert limit - 2 * page < max(holds) <= limit + 2 * between + 4 * page
+    assert min(holds[150:]) < limit, "the oldest went"
+
+
+def test_what_a_running_context_lets_go_is_found_at_the_next_count():
+    vm = machine(f"LOADI rP, {A}\nMEMSET rP, PATTERN=1, LEN=1310720\nFORK r1\nMEMSET rP, PATTERN=2, LEN=1310720\n"
+                 "FORK r2\nHALT", snapshot_memory=600_000)
+    with pytest.raises(Trap, match="snapshot_memory"):
+        vm.run()                                       # snapshot 1 alone holds all of it: every page is new
+    with pytest.raises(OperandError, match="snapshot_memory"):
+        vm.fork()                                      # one that is refused is followed by a count
 
 
 def test_a_fork_bomb_of_snapshots_in_calls_ends():
