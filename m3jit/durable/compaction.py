@@ -6,7 +6,7 @@ its name; after that nobody needs them, and a crash before they are removed leav
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Iterable, Iterator
 
 from m3jit.durable.blocks import Blocks, Place, Writer, pack_places
 from m3jit.durable.files import syncing
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 KEPT_SHARE = 0.5                   # a segment of which this much is needed stays as it is
 PLACES = 1 << 20                   # places a record holds
+PIECE = 1 << 20                    # bytes of a piece of a log
 Appended = dict[str, list[tuple[int, int, int]]]
 
 
@@ -87,15 +88,30 @@ def _write(log: Log, blocks: Blocks, store: "Store", kept: "dict[str, list[Versi
     for i in range(0, len(places), PLACES):
         log.append(pack(["blocks", pack_places(places[i:i + PLACES])]), sync=False)
     for name in store.appended:
-        for piece in store.log_of(name):
-            at = sum(n for _, _, n in appended.get(name, []))
+        at = 0
+        for piece in _joined(store.log_of(name)):
             appended.setdefault(name, []).append((log.end, at, len(piece)))
             log.append(pack(["append", name, at, piece]), sync=False)
+            at += len(piece)
     for versions in kept.values():
         for v in versions:
             log.append(pack(["commit", *v.fields(), b""]), sync=False)
     log.sync()
     return appended
+
+
+def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of a log, small ones put together: a record has at least a sector."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= PIECE:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
 
 
 def _close_and_remove(blocks: Blocks, segment: int) -> None:

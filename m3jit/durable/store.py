@@ -6,6 +6,7 @@ acknowledged stays.  One `Store` at a time may write to a folder.
 """
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import os
@@ -143,7 +144,11 @@ class Store:
             elif what == "remove":
                 self.versions.pop(rest[0], None)
             elif what == "append":
-                self._note_append(rest[0], offset, rest[1], len(rest[2]))
+                name, at, data = rest
+                if not (isinstance(name, str) and at.__class__ is int and 0 <= at <= self.length(name) and
+                        isinstance(data, bytes)):
+                    raise ValueError("it adds to no log")
+                self._note_append(name, offset, at, len(data))
             else:
                 raise ValueError(f"it is a {brief(repr(what))}")
         except (TreeError, ValueError, TypeError, IndexError) as e:
@@ -195,7 +200,7 @@ class Store:
             with self._writing("commit"):
                 writer = Writer(self.blocks)
                 root = writer.blob(pack(build(writer)))
-                number = max((v.number for v in self.versions.get(name, [])), default=0) + 1
+                number = self.versions[name][-1].number + 1 if self.versions.get(name) else 1
                 version = Version(name, number, root, time.time_ns(), writer.bytes)
                 record = pack(["commit", *version.fields(), pack_places(writer.new.items())])
                 writer.sync()
@@ -225,18 +230,37 @@ class Store:
             return at + len(data)
 
     def _note_append(self, name: str, where: int, at: int, count: int) -> None:
-        kept = [(r, a, min(n, at - a)) for r, a, n in self.appended.get(name, []) if a < at]
-        self.appended[name] = [*kept, (where, at, count)] if count else kept
+        """Note a piece behind the first `at` bytes of a log; work in proportion to the pieces that it takes away."""
+        pieces = self.appended.setdefault(name, [])
+        while pieces and pieces[-1][1] >= at:
+            pieces.pop()
+        if pieces and sum(pieces[-1][1:]) > at:
+            pieces[-1] = (*pieces[-1][:2], at - pieces[-1][1])
+        if count:
+            pieces.append((where, at, count))
 
     def length(self, name: str) -> int:
         """Bytes of a log."""
-        return sum(n for _, _, n in self.appended.get(name, []))
+        with self._mutex:
+            pieces = self.appended.get(name)
+            return sum(pieces[-1][1:]) if pieces else 0
 
     def log_of(self, name: str) -> Iterator[bytes]:
-        """The bytes that were added to the log of a name, piece by piece.  DamagedStore."""
-        with self._mutex, _said(self.path, "read"):
-            for where, _, count in self.appended.get(name, []):
-                yield unpack(self.log.payload(where))[3][:count]
+        """The bytes that were added to the log of a name, piece by piece, up to its length at the beginning.
+
+        Others may use the store meanwhile; a log that gets shorter ends there.  DamagedStore."""
+        at, end = 0, self.length(name)
+        while at < end:
+            with self._mutex, _said(self.path, "read"):
+                if self._closed:
+                    raise StoreError(f"{self.path}: the store was closed; open it again")
+                pieces = self.appended.get(name, [])
+                where, start, count = pieces[bisect.bisect_right(pieces, at, key=_start) - 1] if pieces else (0, 0, 0)
+                if at >= start + count:
+                    return
+                piece = unpack(self.log.payload(where))[3][at - start:min(count, end - start)]
+            yield piece
+            at += len(piece)
 
     def remove(self, name: str) -> None:
         """Forget all versions of a name.  `compact` gives their space back."""
@@ -349,6 +373,11 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _start(piece: tuple[int, int, int]) -> int:
+    """Where a piece of a log begins."""
+    return piece[1]
 
 
 def _check_folder(path: Path, names: list[str], write: bool) -> None:

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,65 @@ def test_a_store_tidies_itself(tmp_path, monkeypatch):
             put(store, "a", os.urandom(20_000))
         assert sum(f.stat().st_size for f in (tmp_path / "s").iterdir()) < 250_000
         assert len(parts(store, "a")[0]) == 20_000
+
+
+def test_appending_does_not_look_at_what_was_appended(tmp_path):
+    """The work of an append does not grow with the log: pieces that stay are not touched."""
+    class Counted(list):
+        looks = 0
+
+        def __iter__(self):
+            Counted.looks += len(self)
+            return super().__iter__()
+    with Store.open(tmp_path / "s") as store:
+        store.append("log", 0, b"x")
+        pieces = store.appended["log"] = Counted(store.appended["log"])
+        for at in range(1, 50):
+            assert store.append("log", at, b"x") == at + 1
+        assert store.appended["log"] is pieces and len(pieces) == 50 and Counted.looks == 0
+        assert store.append("log", 20, b"yz") == 22 and len(pieces) == 21 and Counted.looks == 0
+    with Store.open(tmp_path / "s") as store:
+        assert b"".join(store.log_of("log")) == b"x" * 20 + b"yz"
+        store.append("log", 21, b"")
+        store.append("log", 0, b"")
+        assert store.length("log") == 0 and list(store.log_of("log")) == []
+
+
+def test_a_log_cut_inside_a_piece(tmp_path):
+    with Store.open(tmp_path / "s") as store:
+        store.append("log", 0, b"abcdef")
+        store.append("log", 6, b"ghi")
+        store.append("log", 4, b"")
+        assert list(store.log_of("log")) == [b"abcd"]
+        store.append("log", 4, b"EF")
+        store.append("log", 3, b"D")
+        for _ in range(2):
+            assert b"".join(store.log_of("log")) == b"abcD" and store.length("log") == 4
+            store.compact()
+            assert len(store.appended["log"]) == 1         # small pieces are put together
+
+
+def test_others_use_a_store_while_its_log_is_read(tmp_path):
+    """Reading a log holds nothing between two pieces; it ends where it ended when it began."""
+    with Store.open(tmp_path / "s") as store:
+        for at, data in enumerate((b"a", b"b", b"c")):
+            store.append("log", at, data)
+        reading = store.log_of("log")
+        assert next(reading) == b"a"
+        other = threading.Thread(target=lambda: (store.append("log", 3, b"d"), store.compact()), daemon=True)
+        other.start()
+        other.join(60)
+        assert not other.is_alive() and b"".join(reading) == b"bc"
+        reading = store.log_of("log")
+        assert next(reading) == b"abcd"
+        store.append("log", 4, b"efg")
+        reading = store.log_of("log")
+        assert next(reading) == b"abcd"
+        store.append("log", 2, b"")
+        assert list(reading) == [] and b"".join(store.log_of("log")) == b"ab"
+        reading = store.log_of("log")
+    with pytest.raises(StoreError, match="the store was closed; open it again"):
+        next(reading)
 
 
 # -- who may open it --------------------------------------------------------------------------------------------------
