@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 import numpy as np
 
 from m3jit.api.checkpoints import Checkpoint, thinned
-from m3jit.api.session_state import SessionState
+from m3jit.api.session_state import Current, SessionState
 from m3jit.durable import Store, StoreError
 from m3jit.errors import brief
 from m3jit.models.model_source import content_of
@@ -31,18 +31,23 @@ class SavedSession:
 
         notes: a tree of plain values, kept with it.  StoreError (m3jit.durable): it cannot be written."""
         with self._exclusive(), _opened(store, True) as found:
-            return write(self, self._state(), found, name, notes)
+            return write(self, self._settled(share=False).state, found, name, notes)
 
     def load(self: Any, store: Store | str | Path, name: str = "session", number: int | None = None) -> Any:
         """Go on from a saved session (number: not from its newest version); its notes.  Nothing is computed.
 
         StoreError: there is none, it is damaged, or it was saved with another model; nothing changes then."""
-        with self._exclusive(), _opened(store, False) as found:
-            state, notes = read(self, found, name, number)
-            self._room(len(state.tokens))
-            self._take(state)
-            self._history.clear()
+        with self._exclusive():
+            now, notes = self._loaded(store, name, number)
+            self._now = now
             return notes
+
+    def _loaded(self: Any, store: Store | str | Path, name: str, number: int | None) -> tuple[Current, Any]:
+        """What a saved session becomes when it is stored, and its notes; nothing is changed."""
+        with _opened(store, False) as found:
+            state, notes = read(self, found, name, number)
+        self._room(len(state.tokens))
+        return self._settled().at(state), notes
 
     @property
     def identity(self: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 from typing import Any, Iterator, Sequence
 
 import numpy as np
@@ -27,15 +28,13 @@ from m3jit.api.places import TokenText
 from m3jit.api.prefixes import unfinished
 from m3jit.api.saved import SavedSession
 from m3jit.api.session_machine import SessionMachine
-from m3jit.api.session_state import SessionState
+from m3jit.api.session_state import Current, SessionState
 from m3jit.api.spelling import spelled
 from m3jit.api.stop_strings import check_stops
 from m3jit.errors import OperandError, UserError, brief
 from m3jit.models.grammar import Matcher
 from m3jit.models.program import Options
 from m3jit.vm.vm import VM
-
-KEPT = 64                           # corrections that can be undone, and prompts whose beginnings are kept
 
 
 class ContextFull(UserError):
@@ -51,7 +50,7 @@ class Session(SavedSession):
     Raises UserError or ModelFileError: no such model, a bad setting, a prompt that does not fit.
 
     Methods are for one thread at a time, `stop` for any; in a loop over `generate` the session may be changed, which
-    ends that loop."""
+    ends that loop.  A method that raises, KeyboardInterrupt too, leaves the session as it was, or as it is afterwards."""
 
     def __init__(self, model: LanguageModel | str = "default", prompt: Prompt | None = None, *,
                  checkpoints: Policy | None = None, options: Options | None = None, backend: str | None = None,
@@ -65,12 +64,10 @@ class Session(SavedSession):
         self._backend, self._threads, self._options = backend, threads, options
         self._program = self.model.program(options, conversation=True, repeat_penalty=self.settings.repeat_penalty)
         self._key = self.model.key_of(options)         # of its states in the model's prefix index
-        self._history: list[SessionState] = []
-        self._evaluated, self._closed, self._correcting = 0, False, False
+        self._now, self._closed = Current(), False     # what changes is replaced with it, as a whole
         self._recurrent: bool | None = None            # whether states cannot be cut; None: not known yet
         self._lock = threading.Lock()
         self._start()
-        self._take(SessionState())
         if prompt is not None:
             self.append(prompt)
 
@@ -81,10 +78,9 @@ class Session(SavedSession):
 
     def _start(self) -> None:
         """A fresh machine."""
-        self._machine = self.another_machine()
-        self._machine.vm.set_sink("LOGPROBS", lambda item: self._generated and self._generated.take_logprobs(item))
-        self._generated: GeneratedText | None = None   # what the machine is at; None: it stands somewhere else
-        self._last_point = 0
+        machine = self.another_machine()
+        machine.vm.set_sink("LOGPROBS", lambda item: self._now.generated and self._now.generated.take_logprobs(item))
+        self._machine = machine
 
     # What is there.
 
@@ -96,33 +92,34 @@ class Session(SavedSession):
     @property
     def tokens(self) -> tuple[int, ...]:
         """All token ids: of prompts, generated and injected ones."""
-        return tuple(self._tokens)
+        return tuple(self._now.tokens)
 
     @property
     def start(self) -> int:
         """Where the text begins in `tokens`: behind the last prompt."""
-        return self._first
+        return self._now.start
 
     @property
     def text(self) -> str:
         """The text behind the last prompt."""
-        return self._text_of().data.decode("utf-8", "replace") + self._rest
+        return self._text_of().data.decode("utf-8", "replace") + self._now.rest
 
     @property
     def evaluated(self) -> int:
         """Tokens that went through the model since the session was made or forked."""
-        return self._evaluated + (self._machine.evaluated if self._generated is not None else 0)
+        return self._now.evaluated + (self._machine.evaluated if self._now.generated is not None else 0)
 
     @property
     def waiting(self) -> int:
         """Tokens that `generate` evaluates before it draws the next one."""
-        total = len(self._tokens) + (len(self._spell("")) if self._rest else 0)
-        return total - self._usable(total).rows
+        now = self._settled(share=False)
+        total = len(now.tokens) + (len(self._spell("")) if now.rest else 0)
+        return total - now.usable(total).rows
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why generation last ended; None while it can simply go on."""
-        return self._finish
+        return self._now.finish_reason
 
     @property
     def closed(self) -> bool:
@@ -136,19 +133,11 @@ class Session(SavedSession):
 
         UserError: an empty prompt, ids outside the vocabulary, text that `inject` would refuse.  ContextFull."""
         with self._exclusive():
-            first = not self._tokens and not self._rest
+            now = self._settled()
+            first = not now.tokens and not now.rest
             ids = self.model.prompt_tokens(prompt) if first or not isinstance(prompt, str) else self._spell(prompt)
-            self._room(len(self._tokens) + len(ids))
-            self._checkpoint_prompt()
-            self._extend(ids)
-            self._first = len(self._tokens)
-            self._history.clear()
-
-    def _checkpoint_prompt(self) -> None:
-        """Keep where a prompt begins, for models whose states cannot be cut."""
-        here = self._usable(len(self._tokens) + 1)
-        if here.rows and not here.shortens:
-            self._prompt_points = [*self._prompt_points, here][-KEPT:]
+            self._room(len(now.tokens) + len(ids))
+            self._now = now.prompted().extended(ids, self._machine.seed).begun()
 
     def inject(self, text: str | Sequence[int]) -> None:
         """Go on with this text, as if the model had written it.  It is evaluated when `generate` goes on.
@@ -158,25 +147,19 @@ class Session(SavedSession):
         spell, ids outside it, a text that the grammar does not allow; ContextFull: there is no room for it.  Nothing
         changes then."""
         with self._exclusive():
+            now = self._settled()
             ids = self._spell(text) if isinstance(text, str) else self.model.prompt_tokens(text)
-            self._room(len(self._tokens) + len(ids))
-            self._allowed([*self._tokens[self._first:], *ids])
-            self._remember()
-            self._extend(ids)
+            self._room(len(now.tokens) + len(ids))
+            self._allowed([*now.tokens[now.start:], *ids])
+            self._now = (now if now.correcting else now.remembered()).extended(ids, self._machine.seed)
 
     def _spell(self, text: str) -> list[int]:
-        if not text and not self._rest:
+        rest = self._now.rest
+        if not text and not rest:
             return spelled(self.model.model.tokenizer, text)                # says what is wrong
         if text:
             spelled(self.model.model.tokenizer, text)
-        return spelled(self.model.model.tokenizer, self._rest + text)
-
-    def _extend(self, ids: Sequence[int]) -> None:
-        self._settle()
-        known = self._random[-1] if self._random else self._machine.seed
-        self._tokens += ids
-        self._random += [known] * len(ids)
-        self._rest, self._finish = "", None
+        return spelled(self.model.model.tokenizer, rest + text)
 
     def _room(self, tokens: int) -> None:
         if tokens > self.context:
@@ -190,7 +173,7 @@ class Session(SavedSession):
         UserError: there is nothing to go on from, or the session is closed.  ContextFull."""
         Settings(max_tokens=max_tokens).checked()
         self._check_open()
-        if not self._tokens and not self._rest:
+        if not self._now.tokens and not self._now.rest:
             raise UserError("generate: the session is empty; append a prompt first")
         return self._generate(max_tokens)
 
@@ -201,11 +184,11 @@ class Session(SavedSession):
         with self._exclusive():
             made = self._begin(max_tokens)
         if made is None:
-            yield Piece("", finish_reason=self._finish)
+            yield Piece("", finish_reason=self._now.finish_reason)
             return
-        while self._generated is made:
+        while self._now.generated is made:
             with self._exclusive():
-                if self._generated is not made:        # another thread changed the session
+                if self._now.generated is not made:    # another thread changed the session
                     return
                 self._step(made)
             while made.ready:
@@ -213,62 +196,61 @@ class Session(SavedSession):
 
     def _begin(self, max_tokens: int | None) -> GeneratedText | None:
         """Put the machine where the tokens end; None when nothing may follow them."""
-        if self._rest:
+        now = self._now = self._settled()              # the machine is free: its states are in it
+        if now.rest:
             ids = self._spell("")
-            self._room(len(self._tokens) + len(ids))
-            self._extend(ids)
-        self._settle()
-        self._correcting = False
-        made = len(self._tokens) - self._first
-        most = LARGEST if self.settings.max_tokens is None else self.settings.max_tokens
-        if made >= most:
-            self._finish = "length"
-        if self._finish == "stop" or made >= most:
+            self._room(len(now.tokens) + len(ids))
+            now = now.extended(ids, self._machine.seed)
+        text = now.tokens[now.start:]
+        made, most = len(text), LARGEST if self.settings.max_tokens is None else self.settings.max_tokens
+        if now.finish_reason == "stop" or made >= most:
+            self._now = replace(now, finish_reason="length" if made >= most else "stop", correcting=False)
             return None
-        point = self._known(self._usable(len(self._tokens)))
+        if not self._machine.whole:
+            self._start()
+        point = self._known(now.usable(len(now.tokens)), now.tokens)
         registers = {"rMade": made, "rMaxTokens": min(most, LARGEST if max_tokens is None else made + max_tokens)}
-        text = self._tokens[self._first:]
         guided = (self._after(text[:-1]), text[-1]) if self._matcher is not None and text else None
-        self._machine.enter(point, self._tokens, self._random[-1], registers, guided)
-        self._latest, self._valid, self._last_point, self._finish = point, point.rows, point.rows, None
+        self._machine.enter(point, now.tokens, now.random[len(now.tokens) - 1], registers, guided)
         wanted = -1 if self.settings.logprobs is None else int(self.settings.logprobs)
-        self._generated = GeneratedText(self.machine, self.model.model, self._tokens, check_stops(self.settings.stop),
-                                        wanted, behind=unfinished(self.model.model.tokenizer, text))
-        return self._generated
+        generated = GeneratedText(self.machine, self.model.model, now.tokens, check_stops(self.settings.stop), wanted,
+                                  behind=unfinished(self.model.model.tokenizer, text))
+        self._now = replace(now, latest=point, valid=point.rows, last_point=point.rows, finish_reason=None,
+                            correcting=False, generated=generated)
+        return generated
 
     def _step(self, made: GeneratedText) -> None:
         """One token, or the end."""
         try:
             item = self._machine.step()
         except BaseException:                          # the machine is of no use any more; the tokens are
-            self._evaluated += max(0, self._machine.evaluated)
+            self._now = replace(self._now, generated=None, evaluated=self.evaluated)
             self._start()
             raise
         token = int.from_bytes(item, "little", signed=True)
         if token < 0:
             made.finish()
-            self._finish = made.finish_reason
-            self._settle()
+            self._now = replace(self._settled(), finish_reason=made.finish_reason)
             return
-        self._tokens.append(token)
-        self._random.append(self.machine.main.rng)
+        self._now.drawn(token, self.machine.main.rng)
         made.take_token(item)
         self._note()
 
     def _note(self) -> None:
         """A checkpoint of the tokens before the one that was just drawn, if one is due."""
-        rows = len(self._tokens) - 1
-        if rows == self._first and self.model.prefixes is not None:
+        now = self._now
+        rows = len(now.tokens) - 1
+        if rows == now.start and self.model.prefixes is not None:
             self._share(self._machine.here(logits=True))
         if self._recurrent is None:
             self._recurrent = not self._machine.here(logits=False).shortens
         policy = self.checkpoints or (EveryTokens() if self._recurrent else None)
-        if policy is None or rows <= self._last_point:
+        if policy is None or rows <= now.last_point:
             return
-        if rows == self._first or policy.due(rows - self._last_point, self._piece(self._tokens[rows - 1])):
+        if rows == now.start or policy.due(rows - now.last_point, self._piece(now.tokens[rows - 1])):
             # At the beginning of a text also what follows, so that it can begin again without computing anything.
-            self._points = thinned([*self._points, self._machine.here(logits=rows == self._first)], policy.keep)
-            self._last_point = rows
+            points = thinned([*now.points, self._machine.here(logits=rows == now.start)], policy.keep)
+            self._now = replace(now, points=tuple(points), last_point=rows)
 
     def stop(self) -> None:
         """End generation before its next token, from any thread or a signal handler."""
@@ -290,39 +272,27 @@ class Session(SavedSession):
         with self._exclusive():
             if [to_token, to_text, after_text].count(None) != 2:
                 raise UserError("rollback: give one of to_token, to_text and after_text")
+            now = self._settled()
             if to_token is not None:
                 if isinstance(to_token, bool) or not isinstance(to_token, (int, np.integer)) or \
-                        not 0 <= to_token <= len(self._tokens):
+                        not 0 <= to_token <= len(now.tokens):
                     raise UserError(f"to_token: {brief(repr(to_token))} is no token of the session; it has "
-                                    f"{len(self._tokens)}, give 0 to {len(self._tokens)} (the text begins at "
-                                    f"{self._first})")
+                                    f"{len(now.tokens)}, give 0 to {len(now.tokens)} (the text begins at {now.start})")
                 kept, rest = int(to_token), ""
             else:
                 kept, rest = self._find(to_text, after_text, which)
-            self._correcting = False
-            self._remember()
-            taken = len(self._tokens) - kept
-            self._cut(kept)
-            self._rest, self._finish = rest, None
-            return taken
+            self._now = replace(now.remembered().cut(kept), rest=rest, finish_reason=None)
+            return len(now.tokens) - kept
 
     def _find(self, to_text: str | None, after_text: str | None, which: int | None) -> tuple[int, str]:
         """(tokens to keep, what is left of the next one)."""
         found = self._text_of()
-        if self._rest:
-            found = found.followed_by(self._rest)
+        if self._now.rest:
+            found = found.followed_by(self._now.rest)
         wanted = to_text if to_text is not None else after_text
         at = found.find(wanted, which)
         place = found.place(at if to_text is not None else at + len(wanted))
-        return self._first + place.tokens, place.rest
-
-    def _cut(self, kept: int) -> None:
-        self._settle()
-        del self._tokens[kept:], self._random[kept:]
-        self._valid = min(self._valid, kept)
-        self._points = [p for p in self._points if p.rows <= kept]
-        self._prompt_points = [p for p in self._prompt_points if p.rows <= kept]
-        self._first = min(self._first, kept)
+        return self._now.start + place.tokens, place.rest
 
     def become(self, tokens: Sequence[int]) -> None:
         """Make these the session's tokens, all of them a prompt; states of the tokens they begin alike with are kept.
@@ -331,44 +301,33 @@ class Session(SavedSession):
         with self._exclusive():
             ids = self.model.prompt_tokens(tokens)
             self._room(len(ids))
-            same = next((i for i, (a, b) in enumerate(zip(self._tokens, ids)) if a != b),
-                        min(len(self._tokens), len(ids)))
-            self._checkpoint_prompt()
-            self._cut(same)
-            self._extend(ids[same:])
-            self._first = len(ids)
-            self._history.clear()
+            now = self._settled()
+            same = next((i for i, (a, b) in enumerate(zip(now.tokens, ids)) if a != b), min(len(now.tokens), len(ids)))
+            self._now = now.prompted().cut(same).extended(ids[same:], self._machine.seed).begun()
 
     def undo(self) -> bool:
         """Take the last correction back (a rollback and what was injected behind it, or an injection alone) with all that
         came after; False when there is none.  Generation then goes on where it was."""
         with self._exclusive():
-            if not self._history:
+            now = self._settled()
+            if not now.history:
                 return False
-            self._take(self._history.pop())
-            self._correcting = False
+            self._now = now.at(now.history[-1], now.history[:-1])
             return True
-
-    def _remember(self) -> None:
-        """What `undo` goes back to, when a correction begins."""
-        if not self._correcting:
-            self._history = [*self._history, self._state()][-KEPT:]
-            self._correcting = True
 
     # Whole states.
 
     def snapshot(self) -> SessionState:
         """All of the session as it is now: a value that `restore` puts back, here or in a fork."""
         with self._exclusive():
-            return self._state()
+            return self._settled(share=False).state
 
     def restore(self, state: SessionState) -> None:
         """Make a snapshot the session's state; corrections before it can no longer be undone."""
         if not isinstance(state, SessionState):
             raise UserError(f"restore: what snapshot() gave is expected, got {type(state).__name__}")
         with self._exclusive():
-            self._take(state)
-            self._history.clear()
+            self._now = self._settled().at(state)
 
     def fork(self) -> "Session":
         """Another session that is as this one is now, and goes its own way.  States are shared, nothing is computed; its
@@ -376,19 +335,19 @@ class Session(SavedSession):
         with self._exclusive():
             other = Session.__new__(Session)
             other.__dict__.update(self.__dict__)
-            other._evaluated, other._history = 0, list(self._history)
+            now = self._settled(share=False)
+            other._now = replace(now.at(now.state, now.history), correcting=now.correcting, evaluated=0)
             other._lock = threading.Lock()
             other._start()
-            other._take(self._state())
             return other
 
     def close(self) -> None:
         """End the machine.  UserError: it is generating in another thread."""
         if not self._closed:
             with self._exclusive():
-                self._settle()
+                self._now = self._settled()
                 self._closed = True
-                self._machine.close()
+        self._machine.close()                          # also where the last call was interrupted before it
 
     def __enter__(self) -> "Session":
         return self
@@ -401,58 +360,48 @@ class Session(SavedSession):
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         """One thread at a time, and only before `close`."""
-        if not self._lock.acquire(blocking=False):
-            raise UserError("the session is generating in another thread: call stop(), wait for it, and try again")
+        held: list[bool] = []
         try:
+            held.extend(map(self._lock.acquire, (False,)))                  # in one call: no interrupt between the two
+            if not held[0]:
+                raise UserError("the session is generating in another thread: call stop(), wait for it, and try again")
             self._check_open()
             yield
         finally:
-            self._lock.release()
+            if held and held[0]:
+                self._lock.release()
 
     def _check_open(self) -> None:
         if self._closed:
             raise UserError("the session is closed; fork it before closing it, or make another one")
 
-    def _state(self) -> SessionState:
-        latest, valid = self._latest, self._valid
-        if self._generated is not None:
-            latest = self._machine.here(logits=True)
-            valid = latest.rows
-        return SessionState(tuple(self._tokens), self._first, self._rest, self._finish, tuple(self._random), latest,
-                            valid, tuple(self._points), tuple(self._prompt_points))
-
-    def _take(self, state: SessionState) -> None:
-        self._settle()
-        self._tokens, self._random = list(state.tokens), list(state.random)
-        self._first, self._rest, self._finish = state.start, state.rest, state.finish_reason
-        self._latest, self._valid = state.latest, state.valid
-        self._points, self._prompt_points = list(state.points), list(state.prompts)
-
-    def _settle(self) -> None:
-        """Take over what the machine has computed: it may be put somewhere else now.  Loops over `generate` end."""
-        if self._generated is not None:
-            self._evaluated += self._machine.evaluated
-            self._latest = self._machine.here(logits=True)
-            self._valid, self._generated = self._latest.rows, None
-            self._share(self._latest)
+    def _settled(self, share: bool = True) -> Current:
+        """The session with what its machine has computed, as a value: once it is stored, the machine may be put somewhere
+        else, and loops over `generate` end.  share: other texts may begin behind it."""
+        now = self._now
+        if now.generated is None:
+            return now
+        if not self._machine.whole:                    # it was interrupted, and that again
+            return replace(now, generated=None)
+        point = self._machine.here(logits=True)
+        if share:
+            self._share(point)
+        return replace(now, evaluated=now.evaluated + self._machine.evaluated, latest=point, valid=point.rows,
+                       generated=None)
 
     def _share(self, point: Checkpoint) -> None:
         """Let other texts of the model begin behind these states, if it has a prefix index."""
         if self.model.prefixes is not None:
-            self.model.prefixes.add(self._key, self._tokens, point)
+            self.model.prefixes.add(self._key, self._now.tokens, point)
 
-    def _known(self, point: Checkpoint) -> Checkpoint:
+    def _known(self, point: Checkpoint, tokens: list[int]) -> Checkpoint:
         """`point`, or what the prefix index has for the tokens where that is more."""
         index = self.model.prefixes
-        found = index.find(self._key, self._tokens) if index is not None and point.rows < len(self._tokens) - 1 else None
+        found = index.find(self._key, tokens) if index is not None and point.rows < len(tokens) - 1 else None
         return point if found is None or found.rows <= point.rows else found
 
-    def _usable(self, total: int) -> Checkpoint:
-        """`SessionState.usable` of the state as it is."""
-        return self._state().usable(total)
-
     def _text_of(self) -> TokenText:
-        return TokenText(self.model.model.tokenizer, self._tokens[self._first:])
+        return TokenText(self.model.model.tokenizer, self._now.tokens[self._now.start:])
 
     def _piece(self, token: int) -> str:
         return self.model.model.tokenizer.decode_bytes(token).decode("utf-8", "replace")

@@ -42,7 +42,9 @@ class _Prompts(Source):
 
 
 class SessionMachine:
-    """A machine with the program of `Options.conversation` (m3jit.models.hosted), which does not end with a text."""
+    """A machine with the program of `Options.conversation` (m3jit.models.hosted), which does not end with a text.
+
+    whole: False where a step failed or was interrupted; its states are not to be used, nor is the machine."""
 
     def __init__(self, vm: VM):
         self.vm = vm
@@ -51,7 +53,7 @@ class SessionMachine:
         vm.set_source("USER_INPUT", self._prompts)
         self._tokens: Iterator[bytes] = vm.output("TOKENS")
         self._beginning = vm.fork()
-        self._entered = 0
+        self._entered, self.whole = 0, True
 
     def enter(self, point: Checkpoint, tokens: Sequence[int], random: int, registers: Mapping[str, Any],
               guided: tuple[grammars.Matcher, int] | None) -> None:
@@ -78,7 +80,10 @@ class SessionMachine:
 
     def step(self) -> bytes:
         """The next token as the program writes it; a negative number at the end of a text.  Raises what the run raises."""
-        return next(self._tokens)
+        self.whole = False
+        token = next(self._tokens)
+        self.whole = True
+        return token
 
     @property
     def rows(self) -> int:
@@ -89,7 +94,7 @@ class SessionMachine:
     @property
     def evaluated(self) -> int:
         """Tokens that were computed since `enter`."""
-        return self.rows - self._entered
+        return max(0, self.rows - self._entered)
 
     def here(self, logits: bool) -> Checkpoint:
         """The states as they are; logits: with those of the token behind them, None where they are not computed yet (in

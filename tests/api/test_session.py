@@ -183,7 +183,7 @@ def test_recurrent_states_are_computed_again_from_a_checkpoint(recurrent, policy
     assert 2 <= made.waiting <= 2 + n
     run(made, 5)
     fresh = session(model, made.tokens[:made.start + 10], temperature=1.0, seed=seed)
-    fresh._random[-1] = made._random[made.start + 9]
+    fresh._now.random[-1] = made.snapshot().random[made.start + 9]
     run(fresh, 5)
     assert fresh.tokens == made.tokens
 
@@ -231,11 +231,12 @@ def wander(session: Session, steps: int, random: Random) -> None:
         what = random.choice(("generate", "generate", "rollback", "inject", "fork", "undo", "snapshot", "restore", "append"))
         if what == "generate" and size and size < one.context - 12 and one.finish_reason != "stop":
             fresh = session.fork()                     # of the same program; it computes all tokens again
-            fresh._take(SessionState(tokens=one.tokens, start=one.start, rest=one._rest, random=tuple(one._random)))
+            there = one.snapshot()
+            fresh.restore(SessionState(tokens=one.tokens, start=one.start, rest=there.rest, random=there.random))
             count, waiting, evaluated = random.randint(1, 9), one.waiting, one.evaluated
             said = [(p.text, p.tokens, p.finish_reason) for p in one.generate(count)]
             assert said == [(p.text, p.tokens, p.finish_reason) for p in fresh.generate(count)]
-            assert one.tokens == fresh.tokens and one._random == fresh._random and one.text == fresh.text
+            assert one.tokens == fresh.tokens and one.snapshot().random == fresh.snapshot().random and one.text == fresh.text
             assert waiting <= one.evaluated - evaluated <= waiting + count
             fresh.close()
         elif what == "rollback" and size:
