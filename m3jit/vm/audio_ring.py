@@ -1,7 +1,8 @@
 """Sound as it comes from a device: the newest seconds of it, which a program reads at its own pace.
 
-The device's position is its own; a context's position is a root value.  After a rollback the same window is read again,
-as long as the ring still has it.
+The device's position is its own; a context's position is a root value.  A context's first read begins with the oldest
+frame there is.  After a rollback the same window is read again, as long as the ring still has it; the host can move a
+context to the oldest or the newest frames (`VM.skip_input`).
 """
 from __future__ import annotations
 
@@ -63,23 +64,33 @@ class AudioRing:
             self.signal.notify()
         self.told()
 
-    def read(self, position: int, count: int, blocking: bool) -> tuple[Any, int]:
-        """(frames f32 [n, channels], next position); fewer than COUNT only at the end.  BeyondReach: the ring has the
-        frame at `position` no more."""
+    def span(self) -> tuple[int, int]:
+        """(the oldest position there is, the one behind the newest)."""
         with self.signal:
-            if position < self.base:
-                raise BeyondReach(f"audio ring {self.name}: frame {position} is beyond its reach, {self.frames} frames "
-                                  f"({self.frames / self.rate:g} s); the oldest it has is {self.base}.  Read sooner, go "
-                                  f"back less far, or keep more seconds")
-            there = self.end - position
+            return self.base, self.end
+
+    def read(self, position: int | None, count: int, blocking: bool) -> tuple[Any, int]:
+        """(frames f32 [n, channels], next position); fewer than COUNT only at the end.  position None: from the oldest
+        frame there is.  BeyondReach: the ring has the frame at `position` no more; StreamError: it never has so
+        many."""
+        if count > self.frames:
+            raise StreamError(f"audio ring {self.name}: COUNT={count} frames are asked for, and it keeps {self.frames}"
+                              "; read fewer at a time, or keep more seconds")
+        with self.signal:
+            at = self.base if position is None else position
+            if at < self.base:
+                raise BeyondReach(f"audio ring {self.name}: frame {at} is beyond its reach, {self.frames} frames "
+                                  f"({self.frames / self.rate:g} s); the oldest it has is {self.base}.  Read sooner, "
+                                  f"go back less far, keep more seconds, or skip what is gone (VM.skip_input)")
+            there = self.end - at
             if there < max(count, 1) and not self.closed:
                 if not blocking:
-                    return NOTHING, position
-                self.signal.block(lambda: self.closed or self.end - position >= max(count, 1),
-                                  f"sound on {self.name}", True, self)
+                    return NOTHING, at
+                self.signal.block(lambda: self.closed or self.end - (self.base if position is None else position)
+                                  >= max(count, 1), f"sound on {self.name}", True, self)
             if there < 1:
-                return END, position
+                return END, at
             n = min(there, count) if count else there
-            at = position % self.frames
-            first = min(n, self.frames - at)
-            return np.concatenate([self._samples[at:at + first], self._samples[:n - first]]), position + n
+            start = at % self.frames
+            first = min(n, self.frames - start)
+            return np.concatenate([self._samples[start:start + first], self._samples[:n - first]]), at + n

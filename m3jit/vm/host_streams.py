@@ -14,6 +14,7 @@ from m3jit.vm.sources import ArraySource, QueueSource, RingSource, Source
 from m3jit.vm.context import BY_INPUT, Context
 from m3jit.vm.stopping import ATTENTION
 from m3jit.vm.streams import CallbackSink, Ring, Sink, open_file_sink
+from m3jit.vm.waiting import Wait
 
 _NO_ITEM = object()
 
@@ -61,6 +62,27 @@ class HostStreams:
         ring = self.sources[name] = AudioRing(self.signal, name, rate, seconds, channels,
                                               lambda: self.stop_word.set(ATTENTION))
         return ring
+
+    def skip_input(self, source: str, to: str = "newest", keep: int = 0, context: Context | None = None) -> None:
+        """Move a context (the main one) in a source: SENSE then reads the oldest items or frames there are, or those
+        behind the newest `keep`.  The position is part of its state, and goes back with it.
+
+        UserError: no such source, another place, or a source without one (a file)."""
+        found = self.sources.get(source)
+        if to not in ("oldest", "newest") or isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+            raise UserError(f"skip_input({source!r}, {to!r}, keep={keep!r}): \"oldest\" or \"newest\" is expected, and "
+                            f"a whole number from 0")
+        if not isinstance(found, (AudioRing, QueueSource)):
+            what = f"reads from {type(found).__name__}" if found is not None else "is no source of this machine"
+            raise UserError(f"skip_input: {source} {what}; sound (audio_input) and pushed input can be skipped")
+        with self._entered(), self.signal:             # type: ignore[attr-defined]
+            ctx = context or self.main
+            oldest, end = found.span()
+            at = oldest if to == "oldest" else max(oldest, end - keep)
+            ctx.cursors = {**ctx.cursors, source: at}
+            wait = ctx.waiting_for
+            if wait is not None and wait.source is found:       # it looks again, from there
+                ctx.waiting_for = Wait(lambda: True, wait.what, True, found)
 
     def close_input(self, source: str = "USER_INPUT") -> None:
         """Nothing more will be pushed."""

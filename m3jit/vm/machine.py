@@ -50,6 +50,7 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         self._extension_handles: dict[tuple[int, int], Handle] = {}
         self._windows: dict[tuple[int, str], tuple[int, int]] = {}
         self._until: dict[int, tuple[int, float | None]] = {}        # context -> (instructions, when its wait is over)
+        self._first_reads: dict[tuple[int, str, int], int] = {}      # context, source -> where it began with its sound
 
     # -- position and flow ------------------------------------------------------------------------------------------
     @property

@@ -8,6 +8,7 @@ import numpy as np
 
 from m3jit.errors import M3Error, OperandError, StreamError, brief
 from m3jit.isa.types import BF16, F32, FLOATS, I16, I64, INTS, U8, Tensor
+from m3jit.vm.audio_ring import AudioRing
 from m3jit.vm.commit import Store, attribute
 from m3jit.vm.context import Context
 from m3jit.vm.sources import END, NOTHING, QueueSource, RingSource, Source, open_file_source
@@ -17,6 +18,7 @@ from m3jit.vm.values import Handle, normalise, said
 from m3jit.vm.waiting import Blocked
 
 NO_TEXT = 2 ** 64 - 1              # word of an absent string operand
+FIRST_READS = 4096                 # contexts of which the beginning of their sound is remembered, the newest
 
 
 class StreamsView:
@@ -24,6 +26,7 @@ class StreamsView:
     vm: Any
     ctx: Context
     stores: list[Store]
+    _first_reads: dict[tuple[int, str, int], int]
 
     def text(self, word: int) -> str | None:
         """A string operand, None when absent."""
@@ -136,6 +139,8 @@ class StreamsView:
 
         def read() -> tuple[Any, int]:
             source = self.find_source(peripheral, name)
+            if isinstance(source, AudioRing) and key not in self.ctx.cursors:
+                return self._read_first(source, key, count, blocking)
             return _outside(f"source {source.name}", lambda: source.read(at, count, blocking))
         inside = peripheral == "RING" and name is not None and self._is_own_ring(key, name)
         value, after = read() if inside else self.observe("sense", read)      # type: ignore[attr-defined]
@@ -147,6 +152,16 @@ class StreamsView:
         if value is END or value is NOTHING:
             return _empty(form, model), -1 if value is END else 0
         return self._sensed(value, form, model), 1
+
+    def _read_first(self, ring: AudioRing, key: str, count: int, blocking: bool) -> tuple[Any, int]:
+        """The first read of a context; after a rollback to before it, it begins where it began."""
+        reader = self.ctx.id, key, id(ring)
+        value, after = ring.read(self._first_reads.get(reader), count, blocking)
+        if value is not END and value is not NOTHING:
+            self._first_reads.setdefault(reader, after - len(value))
+            while len(self._first_reads) > FIRST_READS:
+                del self._first_reads[next(iter(self._first_reads))]
+        return value, after
 
     def _input_was_read(self, key: str, position: int) -> None:
         """Input whose newest item has been read interrupts no longer."""

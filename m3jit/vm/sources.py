@@ -75,6 +75,11 @@ class QueueSource:
     def _has(self, position: int) -> bool:
         return position < self.base + len(self.items)
 
+    def span(self) -> tuple[int, int]:
+        """(the oldest position there is, the one behind the newest)."""
+        with self.signal:
+            return self.base, self.base + len(self.items)
+
     def read(self, position: int, count: int, blocking: bool) -> tuple[Any, int]:
         with self.signal:
             if position < self.base:

@@ -71,10 +71,89 @@ def test_beyond_the_reach_of_the_ring_is_a_named_error():
     vm.step(3)
     ring.push(sound(240, 100))
     with pytest.raises(Trap, match=r"audio ring AUDIO_PCM: frame 0 is beyond its reach, 240 frames \(0.01 s\); the oldest "
-                                   r"it has is 100.  Read sooner, go back less far, or keep more seconds") as caught:
+                                   r"it has is 100.  Read sooner, go back less far, keep more seconds, or skip what is "
+                                   r"gone \(VM.skip_input\)") as caught:
         vm.run()
     assert isinstance(caught.value.__cause__, BeyondReach)
     assert vm.main.cursors.get("AUDIO_PCM", 0) == 0    # the trap changed nothing
+
+
+def test_a_first_read_begins_with_the_oldest_frame_there_is():
+    vm = machine("FORK rS\nSENSE rA, AUDIO_PCM, AUDIO_PCM, COUNT=10\nFORK rC, child\nYIELD\nABORT rS\n"
+                 "SENSE rB, AUDIO_PCM, AUDIO_PCM, COUNT=10\nHALT\nchild: SENSE rA, AUDIO_PCM, AUDIO_PCM, COUNT=5\nHALT")
+    ring = vm.audio_input(seconds=0.01)                # 240 frames
+    ring.push(sound(0, 300))
+    vm.run()
+    assert vm.get("rB").data.tolist() == sound(60, 10).tolist()        # and after the rollback the same ones
+    assert vm.main.cursors == {"AUDIO_PCM": 70}
+
+
+def test_a_first_read_that_waits_loses_nothing_by_it():
+    vm = machine("SENSE rA, AUDIO_PCM, AUDIO_PCM, COUNT=10\nHALT")
+    ring = vm.audio_input(seconds=0.01)
+    ring.push(sound(0, 9))
+    vm.interpreter.run_exactly(vm.main, 1)
+    assert vm.main.status == "waiting"
+    ring.push(sound(9, 500))
+    assert vm.run().get("rA").data.tolist() == sound(269, 10).tolist()
+
+
+def test_a_program_that_was_too_late_can_skip():
+    vm = machine("top: SENSE rA, rGot, AUDIO_PCM, AUDIO_PCM, NON_BLOCKING, COUNT=10\nYIELD\nJUMP top")
+    ring = vm.audio_input(seconds=0.01)
+    ring.push(sound(0, 10))
+    vm.step(2)
+    ring.push(sound(10, 400))
+    before = vm.fork()
+    for place, keep, first in (("oldest", 0, 170), ("newest", 20, 390), ("newest", 1000, 170)):
+        vm.skip_input("AUDIO_PCM", place, keep=keep)
+        vm.step(3)
+        assert vm.get("rA").data.tolist() == sound(first, 10).tolist()
+    vm.skip_input("AUDIO_PCM")
+    vm.step(3)
+    assert vm.get("rGot") == 0 and vm.main.cursors["AUDIO_PCM"] == 410
+    vm.abort(before)                                   # the position goes back too
+    assert vm.main.cursors["AUDIO_PCM"] == 10
+    with pytest.raises(Trap, match="frame 10 is beyond its reach"):
+        vm.step(3)
+
+
+def test_skipping_ends_a_wait_at_the_old_place():
+    vm = machine("SENSE rA, AUDIO_PCM, AUDIO_PCM, COUNT=10\nSENSE rA, AUDIO_PCM, AUDIO_PCM, COUNT=10\nHALT")
+    ring = vm.audio_input(seconds=0.01)
+    ring.push(sound(0, 15))
+    for _ in range(2):
+        vm.interpreter.run_exactly(vm.main, 1)
+    assert vm.main.status == "waiting"
+    vm.skip_input("AUDIO_PCM", "oldest")
+    assert vm.run().get("rA").data.tolist() == sound(0, 10).tolist()
+
+
+def test_pushed_input_can_be_skipped():
+    vm = machine("SENSE rA, USER_INPUT\nHALT")
+    vm.push_input("a")
+    vm.push_input("b")
+    vm.skip_input("USER_INPUT", "newest", keep=1)
+    assert vm.run().get("rA").tobytes() == b"b"
+
+
+def test_what_cannot_be_skipped():
+    vm = machine("HALT")
+    vm.audio_input()
+    vm.set_source("ROWS", np.zeros((2, 2)))
+    for arguments, message in ((("AUDIO_PCM", "middle"), '"oldest" or "newest" is expected'),
+                               (("AUDIO_PCM", "newest", -1), "a whole number from 0"),
+                               (("CAMERA",), "CAMERA is no source of this machine; sound"),
+                               (("ROWS",), "ROWS reads from ArraySource; sound")):
+        with pytest.raises(UserError, match=message):
+            vm.skip_input(*arguments)
+
+
+def test_more_than_the_ring_holds_is_refused_at_once():
+    vm = machine("SENSE rA, AUDIO_PCM, COUNT=241\nHALT")
+    vm.audio_input(seconds=0.01).push(sound(0, 1000))
+    with pytest.raises(Trap, match="COUNT=241 frames are asked for, and it keeps 240; read fewer at a time"):
+        vm.run()
 
 
 def test_waiting_for_sound():
