@@ -1,8 +1,9 @@
 """What CHECKPOINT_SAVE, CHECKPOINT_RESTORE, PERSIST and the WAL region do to a disk (m3jit.vm.checkpoints).
 
-A checkpoint is a store of its own, in the folder its PATH names, with one version at a time.  PERSIST writes to the
-machine's store: its main context under the name "run", others under "context N".  A run that is started again with that
-store goes on at its last version; what it appended to the log behind that version is dropped, as it appends it again.
+A checkpoint is the newest version in a store of its own, in the folder its PATH names.  PERSIST writes to the machine's
+store: its main context under the name "run", others under "context N".  A run that is started again with that store goes
+on at its last version, or at the beginning where it has none; what it appended to the log behind that is dropped, as it
+appends it again.  What a run that came to its end appended stays (`ended`), and the next run appends behind it.
 """
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from m3jit.vm.snapshots import Snapshot
 
 NAME = "checkpoint"                # of the version in the folder of a CHECKPOINT_SAVE
 RUN = "run"                        # of a machine's main context, and of its log, in its own store
+PENDING = 1 << 20                  # bytes that were appended and are not on the disk, at most
 
 
 class Checkpoints:
@@ -30,6 +32,7 @@ class Checkpoints:
         self._open: dict[Path, Store] = {}             # of checkpoints, until the machine ends
         self._end = store.length(RUN) if store is not None else 0      # of the log
         self._pending: list[bytes] = []                # appended, not written yet
+        self._held = 0                                 # bytes of these
 
     # -- CHECKPOINT_SAVE, CHECKPOINT_RESTORE ------------------------------------------------------------------------
     def _store(self, folder: Path) -> Store:
@@ -102,23 +105,30 @@ class Checkpoints:
         return version.write(store, vm, vm.main, name, [self._end], of=snapshot).bytes
 
     def append(self, vm: Any, offset: int, data: bytes, durable: bool) -> int:
-        """Add to the log.  offset: 0, or the log's length."""
+        """Add to the log.  offset: 0, or the log's length.  What is not durable is written when it gets too much.
+
+        Whatever is raised: nothing was added."""
         self._own()
         if offset not in (0, self._end):
             raise OperandError(f"WAL is a log of {self._end} bytes: copy to its first address or to offset "
                                f"0x{self._end:x}, not to 0x{offset:x}")
-        self._pending.append(data)
+        if durable or self._held + len(data) > PENDING:
+            self._write(data)
+        else:
+            self._pending.append(data)
+            self._held += len(data)
         self._end += len(data)
-        if durable:
-            self.flush()
         return self._end
+
+    def _write(self, data: bytes = b"") -> None:
+        """Put what is pending on the disk, and `data` with it: all of it, or nothing."""
+        if self._pending or data:
+            self._own().append(RUN, self._end - self._held, b"".join([*self._pending, data]))
+            self._pending, self._held = [], 0
 
     def flush(self) -> None:
         """Put what was appended on the disk."""
-        if self._pending:
-            data = b"".join(self._pending)
-            self._own().append(RUN, self._end - len(data), data)
-            self._pending = []
+        self._write()
 
     def commit(self, vm: Any) -> None:
         """Commit the main context as it is now, between two instructions."""
@@ -126,18 +136,26 @@ class Checkpoints:
         self._own().commit(vm, RUN, [self._end])
 
     def resume(self, vm: Any) -> Restored | None:
-        """Put the last version of the machine's store into a new machine; None when there is none."""
+        """Put the last version of the machine's store into a new machine; None when there is none: the run begins.
+
+        What was appended to the log behind that version, or without one behind the last run that `ended`, goes."""
         store = self._own()
-        if RUN not in store.names():
-            return None
-        back = store.restore(vm, RUN)
-        end = back.notes[0] if isinstance(back.notes, list) and len(back.notes) == 1 else -1
-        if not isinstance(end, int) or not 0 <= end <= store.length(RUN):
-            raise StoreError(f"{store.path}: {RUN!r} was not written by a program; restore it with Store.restore")
+        back = None
+        end = store.ended.get(RUN, 0)
+        if RUN in store.names():
+            back = store.restore(vm, RUN)
+            end = back.notes[0] if isinstance(back.notes, list) and len(back.notes) == 1 else -1
+            if not isinstance(end, int) or not 0 <= end <= store.length(RUN):
+                raise StoreError(f"{store.path}: {RUN!r} was not written by a program; restore it with Store.restore")
         if end < store.length(RUN):
             store.append(RUN, end, b"")
-        self._end = end
+        self._end, self._pending, self._held = end, [], 0
         return back
+
+    def ended(self) -> None:
+        """The run came to its end: what it appended to the log is complete, and there is no version to go on from."""
+        self.flush()
+        self._own().end(RUN)
 
     def close(self) -> None:
         """Write what is pending; close the checkpoints (not the machine's store)."""

@@ -93,6 +93,8 @@ def _write(log: Log, blocks: Blocks, store: "Store", kept: "dict[str, list[Versi
             appended.setdefault(name, []).append((log.end, at, len(piece)))
             log.append(pack(["append", name, at, piece]), sync=False)
             at += len(piece)
+        if store.ended.get(name):
+            log.append(pack(["remove", name, store.ended[name]]), sync=False)
     for versions in kept.values():
         for v in versions:
             log.append(pack(["commit", *v.fields(), b""]), sync=False)

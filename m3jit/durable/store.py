@@ -63,6 +63,7 @@ class Store:
         self.blocks = Blocks(files, path, write)
         self.versions: dict[str, list[Version]] = {}
         self.appended: dict[str, list[tuple[int, int, int]]] = {}      # name -> (place of the record, from, bytes)
+        self.ended: dict[str, int] = {}                # name -> bytes of its log that are complete
         self.log: Log = None                           # type: ignore[assignment]
         self.damage: Damage | None = None
         self._mutex = threading.RLock()
@@ -142,7 +143,11 @@ class Store:
             elif what == "blocks":
                 self.blocks.add(unpack_places(rest[0]))
             elif what == "remove":
-                self.versions.pop(rest[0], None)
+                name, ended = rest if len(rest) == 2 else (rest[0], self.length(rest[0]))     # as it was written first
+                if not (isinstance(name, str) and ended.__class__ is int and 0 <= ended <= self.length(name)):
+                    raise ValueError("it removes no name")
+                self.versions.pop(name, None)
+                self.ended[name] = ended
             elif what == "append":
                 name, at, data = rest
                 if not (isinstance(name, str) and at.__class__ is int and 0 <= at <= self.length(name) and
@@ -231,6 +236,7 @@ class Store:
 
     def _note_append(self, name: str, where: int, at: int, count: int) -> None:
         """Note a piece behind the first `at` bytes of a log; work in proportion to the pieces that it takes away."""
+        self.ended[name] = min(self.ended.get(name, 0), at)
         pieces = self.appended.setdefault(name, [])
         while pieces and pieces[-1][1] >= at:
             pieces.pop()
@@ -265,12 +271,22 @@ class Store:
     def remove(self, name: str) -> None:
         """Forget all versions of a name.  `compact` gives their space back."""
         with self._mutex:
-            self._may_write()
             self.latest(name)
-            with self._writing("write"):
-                self.log.append(pack(["remove", name]))
-                del self.versions[name]
-                self.log.unsure = False
+            self._remove(name, self.ended.get(name, 0))
+
+    def end(self, name: str) -> None:
+        """Forget all versions of a name, and note that what its log has now is complete (`ended`)."""
+        with self._mutex:
+            if self.versions.get(name) or self.length(name) != self.ended.get(name, 0):
+                self._remove(name, self.length(name))
+
+    def _remove(self, name: str, ended: int) -> None:
+        self._may_write()
+        with self._writing("write"):
+            self.log.append(pack(["remove", name, ended]))
+            self.versions.pop(name, None)
+            self.ended[name] = ended
+            self.log.unsure = False
 
     def compact(self, keep: int | None = 1) -> int:
         """Give back the space of versions that are not among the newest `keep` of their name (None: all stay), and of

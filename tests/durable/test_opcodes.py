@@ -311,3 +311,94 @@ def test_a_full_disk_traps_and_the_last_version_is_whole(tmp_path):
         assert again.checkpoints.resume(again) is not None
         again.run()
         assert again.got[-1] == "6" and b"".join(store.log_of("run")) == b"xxxxxx"
+
+
+# -- the log of runs that ended, and of runs that did not -------------------------------------------------------------
+SAYS = """
+    MEMCPY rLog, rT PERSIST
+    MEMCPY rLog, rT
+    LOADI rN, 1
+    FORK rS PERSIST
+    MEMCPY rLog, rT PERSIST
+    HALT
+"""
+
+
+def say(folder: Any, store: Store, text: bytes, steps: int) -> bytes:
+    """The log after a run of so many steps, which is taken up where the last one was left."""
+    vm = machine(SAYS, folder, store)
+    vm.set("rT", text)
+    vm.set("rLog", 7 << 60)
+    vm.checkpoints.resume(vm)
+    vm.step(steps)
+    if vm.finished:
+        vm.checkpoints.ended()
+    return b"".join(store.log_of("run"))
+
+
+def test_what_a_run_that_began_again_had_appended_is_dropped(tmp_path):
+    """A run that was killed before its first version begins at the beginning and appends everything again; what a run
+    that ended has appended stays."""
+    log = []
+    for text, steps in ((b"a", 1), (b"b", 2), (b"c", 5), (b"-", 9), (b"d", 1), (b"e", 3), (b"f", 9), (b"g", 0)):
+        with Store.open(tmp_path / "s") as store:
+            log.append(say(tmp_path, store, text, steps))
+            store.compact()
+    # "-" was taken up behind two of "c"; "d" and "e" had no version; "b" and "e" were killed with one not written yet
+    assert log == [b"a", b"b", b"ccc", b"ccc", b"cccd", b"ccce", b"cccfff", b"cccfff"]
+    with Store.open(tmp_path / "s") as store:
+        say(tmp_path, store, b"h", 5)
+        store.remove("run")                            # the run did not end
+    with Store.open(tmp_path / "s") as store:
+        assert store.ended == {"run": 6} and say(tmp_path, store, b"i", 1) == b"cccfffi"
+        store.append("run", 2, b"")
+        assert store.ended == {"run": 2}
+    with Store.open(tmp_path / "s") as store:
+        assert store.ended == {"run": 2} and say(tmp_path, store, b"j", 1) == b"ccj"
+
+
+@pytest.mark.parametrize("persist", [True, False])
+def test_an_append_that_fails_leaves_nothing(tmp_path, monkeypatch, persist):
+    """Not in the store, and not in what is still to be written; what was appended before stays."""
+    from m3jit.durable import checkpoints
+    monkeypatch.setattr(checkpoints, "PENDING", 1 << 20 if persist else 5)
+    disk = Filling()
+    source = f"MEMCPY rLog, rT\nMEMCPY rLog, rU{' PERSIST' if persist else ''}\nHALT"
+    with Store.open(tmp_path / "s", files=disk) as store:
+        vm = machine(source, tmp_path, store)
+        for name, value in (("rT", b"abc"), ("rU", b"defg"), ("rLog", 7 << 60)):
+            vm.set(name, value)
+        vm.step(1)
+        disk.left = 100
+        with pytest.raises(m3jit.Trap, match=r"test.m3asm:2: .*MEMCPY .*cannot append: No space left on device"):
+            vm.step(1)
+        disk.left = 1 << 40
+        assert store.length("run") == 0
+        with pytest.raises(m3jit.StoreError, match="close the store and open it again"):
+            vm.checkpoints.flush()                     # the disk had no room to take the append back
+    disk.left = 1 << 40
+    with Store.open(tmp_path / "s", files=disk) as store:
+        disks = Checkpoints(store)
+        disks.append(None, 0, b"abc", False)
+
+        def no_room(*_: Any) -> None:
+            raise m3jit.StoreError("no room")
+        with monkeypatch.context() as patch, pytest.raises(m3jit.StoreError, match="no room"):
+            patch.setattr(store, "append", no_room)
+            disks.append(None, 3, b"defg", persist)
+        assert disks.append(None, 3, b"hi", False) == 5
+        disks.close()
+        assert b"".join(store.log_of("run")) == b"abchi"
+
+
+def test_what_is_appended_and_not_on_the_disk_has_a_bound(tmp_path):
+    from m3jit.durable.checkpoints import PENDING
+    with Store.open(tmp_path / "s") as store:
+        disk, piece, end = Checkpoints(store), bytes(PENDING // 4 + 1), 0
+        for times in range(1, 12):
+            end = disk.append(None, end, piece, False)
+            assert end == times * len(piece) and end - store.length("run") <= PENDING
+        assert 0 < store.length("run") < end
+        disk.append(None, end, bytes(3 * PENDING), False)
+        assert store.length("run") == end + 3 * PENDING
+        disk.close()
