@@ -139,5 +139,4 @@ def kept(vm: Any, folder: str | None) -> Iterator[None]:
             if stops.first == signal.SIGTERM:
                 stops.ends(signal.SIGTERM)
             raise
-        if RUN in disk.store.names():
-            disk.store.remove(RUN)
+        disk.ended()
