@@ -2,6 +2,9 @@
 
 Memory new to the process is given page by page by the operating system when it is first written, which costs more than
 filling it.  A generated token, and a copy of a page that a rollback makes necessary, then allocate nothing.
+
+What is kept has a limit.  Beyond it blocks of the size that was not taken for the longest time go, so that what a former
+model left does not stand in the way of the next one's.
 """
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ ALIGN = 64                                   # bytes: whole cache lines
 LIMIT = 256 << 20                            # bytes of free blocks that are kept
 
 _free: dict[int, list["Block"]] = {}         # bytes -> free blocks; list operations are atomic
+_taken: dict[int, int] = {}                  # bytes -> `handed_out` when a block of this size was last taken
 handed_out = 0                               # bytes that `take` has given so far
 _kept = 0                                    # bytes in them (an estimate when threads race)
 
@@ -33,6 +37,7 @@ def take(nbytes: int) -> Block:
     """A block with arbitrary contents.  MemoryError when there is no room for it."""
     global _kept, handed_out
     handed_out += nbytes
+    _taken[nbytes] = handed_out
     free = _free.get(nbytes)
     if free:
         try:
@@ -45,12 +50,28 @@ def take(nbytes: int) -> Block:
 
 
 def give(block: Block) -> None:
-    """Hand back what `take` gave; nobody may use it any more."""
+    """Hand back what `take` gave; nobody may use it any more.  Any thread, finalisers too: so there is no lock."""
     global _kept
     nbytes = block.data.nbytes
-    if _kept + nbytes <= LIMIT:
-        _kept += nbytes
-        _free.setdefault(nbytes, []).append(block)
+    if nbytes > LIMIT or _kept + nbytes > LIMIT and not _make_room(nbytes):
+        return
+    _kept += nbytes
+    _free.setdefault(nbytes, []).append(block)
+
+
+def _make_room(nbytes: int) -> bool:
+    """Let blocks of sizes go that were taken before one of this size was; whether there is room for it now."""
+    global _kept
+    _kept = free_bytes()
+    own = _taken.get(nbytes, 0)
+    for last, size in sorted((_taken.get(size, 0), size) for size, blocks in list(_free.items()) if blocks):
+        while last < own and _kept + nbytes > LIMIT:
+            try:
+                _free[size].pop()
+            except IndexError:               # another thread took the last one
+                break
+            _kept -= size
+    return _kept + nbytes <= LIMIT
 
 
 def free_bytes() -> int:

@@ -125,6 +125,26 @@ def test_memory_that_is_kept_has_a_limit(monkeypatch):
         spare.take(2 ** 63)
 
 
+def test_memory_of_former_sizes_makes_room(monkeypatch):
+    for name, value in (("LIMIT", 64 * 100), ("_kept", 0), ("_free", {}), ("_taken", {})):
+        monkeypatch.setattr(spare, name, value)
+    former = [spare.take(640) for _ in range(10)]
+    other = spare.take(1280)
+    for block in former:
+        spare.give(block)
+    assert spare.free_bytes() == spare.LIMIT
+    spare.give(spare.take(64))                         # newer: one of the others goes
+    assert {size: len(blocks) for size, blocks in spare._free.items()} == {640: 9, 64: 1}
+    spare.give(other)                                  # newer than the 640s as well
+    assert {size: len(blocks) for size, blocks in spare._free.items()} == {640: 7, 64: 1, 1280: 1}
+    spare.give(spare.take(64 * 101))                   # never fits, and takes no other's place
+    assert {size: len(blocks) for size, blocks in spare._free.items()} == {640: 7, 64: 1, 1280: 1}
+    more = [spare.take(1280) for _ in range(5)]
+    for block in (*more, *former):                     # the 640s are the oldest: they do not come back
+        spare.give(block)
+    assert {size: len(blocks) for size, blocks in spare._free.items()} == {640: 0, 64: 0, 1280: 5}
+
+
 # -- values against a model -------------------------------------------------------------------------------------------
 
 def rows(n: int, seed: int) -> np.ndarray:
