@@ -25,6 +25,8 @@ from m3jit.api.stop_strings import StopStrings, check_stops
 from m3jit.errors import UserError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
+from m3jit.vm.commit import Store as Stored
+from m3jit.vm.commit import attribute, commit
 from m3jit.vm.vm import VM
 
 __all__ = ["ContextFull", "Conversation"]
@@ -119,20 +121,18 @@ class Conversation:
         return list(self.template.tokens(messages, now=self._now))
 
     def _answer(self, text: str, tokens: list[int]) -> Iterator[str]:
-        before, points = _Point(self.session.snapshot(), len(self.messages), self._spoken), list(self._points)
-        self.session.become(tokens)
+        before, points = _Point(self.session.snapshot(), len(self.messages), self._spoken), self._points
         answer = {"role": "assistant", "content": ""}
-        self.messages += [{"role": "user", "content": text}, answer]
-        self._points.append(before)
-        del self._points[1:-KEPT]                      # further back, `undo` computes again
+        self.session._become(tokens, self._stores(
+            [*self.messages, {"role": "user", "content": text}, answer],
+            [points[0], *[*points[1:], before][-KEPT:]], self._spoken))     # further back, `undo` computes again
         try:
             yield from self.resume()
         except GeneratorExit:
             self._begun(before, points, answer)
             raise
         except BaseException:
-            del self.messages[before.messages:]
-            self._points, self._spoken = points, None
+            commit(self._stores(self.messages[:before.messages], points, None))
             raise
         self._begun(before, points, answer)
 
@@ -140,9 +140,7 @@ class Conversation:
         """Take a message back whose answer was stopped before it began."""
         if self.finish_reason == "cancelled" and len(self.session.tokens) == self.session.start and \
                 self.messages and self.messages[-1] is answer:
-            del self.messages[before.messages:]
-            self._points = points
-            self._go_back(before)
+            self.session._restore(before.state, self._stores(self.messages[:before.messages], points, before.spoken))
 
     def resume(self) -> Iterator[str]:
         """The rest of the last answer, as it comes: after a correction, or after it was stopped.  What the answer has
@@ -233,23 +231,20 @@ class Conversation:
         """Take the last message and its answer back; False when there is none."""
         if not self.messages:
             return False
-        del self.messages[-2:]
-        while len(self._points) > 1 and self._points[-1].messages > len(self.messages):
-            self._points.pop()
-        point = self._points[-1]
-        if point.messages == len(self.messages):
-            self._go_back(point)
-            if len(self._points) > 1:
-                self._points.pop()
-        else:
-            self._spoken = None                        # the session holds more than the messages
+        messages, points = self.messages[:-2], list(self._points)
+        while len(points) > 1 and points[-1].messages > len(messages):
+            points.pop()
+        point = points[-1]
+        if point.messages == len(messages):
+            self.session._restore(point.state, self._stores(messages, points[:-1] or points, point.spoken))
+        else:                                          # the session holds more than the messages
+            commit(self._stores(messages, points, None))
         return True
 
     def reset(self) -> None:
         """Forget all messages but the system message."""
-        self.messages.clear()
-        del self._points[1:]
-        self._go_back(self._points[0])
+        first = self._points[0]
+        self.session._restore(first.state, self._stores([], [first], first.spoken))
 
     # On disk.
 
@@ -261,19 +256,35 @@ class Conversation:
     def load(self, store: Any, name: str = "conversation", number: int | None = None) -> None:
         """Go on from a saved conversation, as `Session.load`.  Messages before it can be taken back, and are then
         computed again from where the texts part."""
-        notes = self.session.load(store, name, number)
-        if not (isinstance(notes, list) and notes[:1] == ["conversation"]):
-            self.reset()
-            raise UserError(f"{name}: is a saved session, not a conversation; m3jit.Session reads it")
-        talk = json.loads(notes[1])
-        self._system, self.messages, self._spoken = talk["system"], talk["messages"], talk["spoken"]
-        self.finish_reason = talk["finish"]
-        del self._points[1:]
+        def talk(notes: Any) -> list[Stored]:
+            if not (isinstance(notes, list) and len(notes) == 2 and notes[0] == "conversation"):
+                raise UserError(f"{name}: is a saved session, not a conversation; m3jit.Session reads it")
+            system, messages, spoken, finish = _read_notes(name, notes[1])
+            return [*self._stores(messages, self._points[:1], spoken), attribute(self, "_system", system),
+                    attribute(self, "finish_reason", finish)]
+        self.session._load(store, name, number, talk)
 
     def close(self) -> None:
         """End the machine."""
         self.session.close()
 
-    def _go_back(self, point: _Point) -> None:
-        self.session.restore(point.state)
-        self._spoken = point.spoken
+    def _stores(self, messages: list[dict[str, str]], points: list[_Point], spoken: str | None) -> list[Stored]:
+        """What is stored together with a state of the session."""
+        return [attribute(self, "messages", messages), attribute(self, "_points", points),
+                attribute(self, "_spoken", spoken)]
+
+
+def _read_notes(name: str, text: Any) -> tuple[str | None, list[dict[str, str]], str | None, FinishReason | None]:
+    """What `Conversation.save` noted: the system message, the messages, the last answer as it was generated, how it ended.
+    UserError: it is something else."""
+    try:
+        talk = json.loads(text)
+        system, messages, spoken, finish = (talk[key] for key in ("system", "messages", "spoken", "finish"))
+        good = all(isinstance(s, str | None) for s in (system, spoken, finish)) and isinstance(messages, list) and \
+            all(isinstance(m[key], str) for m in messages for key in ("role", "content"))
+    except (TypeError, ValueError, KeyError):
+        good = False
+    if not good:
+        raise UserError(f"{name}: its notes are not those of a conversation; load it with the version of m3jit that saved "
+                        "it")
+    return system, messages, spoken, finish

@@ -3,15 +3,16 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
 
 import numpy as np
 
 from m3jit.api.checkpoints import Checkpoint, thinned
-from m3jit.api.session_state import Current, SessionState
+from m3jit.api.session_state import SessionState
 from m3jit.durable import Store, StoreError
 from m3jit.errors import brief
 from m3jit.models.model_source import content_of
+from m3jit.vm.commit import Store as Stored
 
 if TYPE_CHECKING:
     from m3jit.api.session import Session
@@ -37,17 +38,17 @@ class SavedSession:
         """Go on from a saved session (number: not from its newest version); its notes.  Nothing is computed.
 
         StoreError: there is none, it is damaged, or it was saved with another model; nothing changes then."""
-        with self._exclusive():
-            now, notes = self._loaded(store, name, number)
-            self._now = now
-            return notes
+        return self._load(store, name, number, lambda notes: ())
 
-    def _loaded(self: Any, store: Store | str | Path, name: str, number: int | None) -> tuple[Current, Any]:
-        """What a saved session becomes when it is stored, and its notes; nothing is changed."""
-        with _opened(store, False) as found:
-            state, notes = read(self, found, name, number)
-        self._room(len(state.tokens))
-        return self._settled().at(state), notes
+    def _load(self: Any, store: Store | str | Path, name: str, number: int | None,
+              beside: Callable[[Any], Iterable[Stored]]) -> Any:
+        """`load`.  beside: what else is stored with the session, for its notes; what it raises changes nothing."""
+        with self._exclusive():
+            with _opened(store, False) as found:
+                state, notes = read(self, found, name, number)
+            self._room(len(state.tokens))
+            self._put(self._settled().at(state), beside(notes))
+            return notes
 
     @property
     def identity(self: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import replace
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from m3jit.api.stop_strings import check_stops
 from m3jit.errors import OperandError, UserError, brief
 from m3jit.models.grammar import Matcher
 from m3jit.models.program import Options
+from m3jit.vm.commit import Store as Stored
+from m3jit.vm.commit import attribute, commit
 from m3jit.vm.vm import VM
 
 
@@ -298,12 +300,16 @@ class Session(SavedSession):
         """Make these the session's tokens, all of them a prompt; states of the tokens they begin alike with are kept.
 
         UserError: ids outside the vocabulary, or none; ContextFull."""
+        self._become(tokens)
+
+    def _become(self, tokens: Sequence[int], beside: Iterable[Stored] = ()) -> None:
+        """`become`.  beside: what else is stored with it."""
         with self._exclusive():
             ids = self.model.prompt_tokens(tokens)
             self._room(len(ids))
             now = self._settled()
             same = next((i for i, (a, b) in enumerate(zip(now.tokens, ids)) if a != b), min(len(now.tokens), len(ids)))
-            self._now = now.prompted().cut(same).extended(ids[same:], self._machine.seed).begun()
+            self._put(now.prompted().cut(same).extended(ids[same:], self._machine.seed).begun(), beside)
 
     def undo(self) -> bool:
         """Take the last correction back (a rollback and what was injected behind it, or an injection alone) with all that
@@ -326,8 +332,12 @@ class Session(SavedSession):
         """Make a snapshot the session's state; corrections before it can no longer be undone."""
         if not isinstance(state, SessionState):
             raise UserError(f"restore: what snapshot() gave is expected, got {type(state).__name__}")
+        self._restore(state)
+
+    def _restore(self, state: SessionState, beside: Iterable[Stored] = ()) -> None:
+        """`restore`.  beside: what else is stored with it."""
         with self._exclusive():
-            self._now = self._settled().at(state)
+            self._put(self._settled().at(state), beside)
 
     def fork(self) -> "Session":
         """Another session that is as this one is now, and goes its own way.  States are shared, nothing is computed; its
@@ -374,6 +384,10 @@ class Session(SavedSession):
     def _check_open(self) -> None:
         if self._closed:
             raise UserError("the session is closed; fork it before closing it, or make another one")
+
+    def _put(self, now: Current, beside: Iterable[Stored]) -> None:
+        """Make it the session's state, and do other stores, in one."""
+        commit([attribute(self, "_now", now), *beside])
 
     def _settled(self, share: bool = True) -> Current:
         """The session with what its machine has computed, as a value: once it is stored, the machine may be put somewhere
