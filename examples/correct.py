@@ -75,4 +75,9 @@ def main(reference="default", prompt="It is a truth universally acknowledged, th
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) > 5 or any(given.startswith("-") for given in sys.argv[1:]):
+        sys.exit(__doc__.strip())
+    try:
+        main(*sys.argv[1:])
+    except m3jit.M3Error as error:
+        sys.exit(f"error: {error}")

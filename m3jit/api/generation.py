@@ -150,25 +150,25 @@ class LanguageModel:
         with self._template_lock:                      # a template being filled keeps notes in itself
             return list(self._template.tokens(messages, **more))
 
-    def prompt_tokens(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, of chat messages, or checked ids.
+    def prompt_tokens(self, prompt: Prompt, what: str = "prompt") -> list[int]:
+        """Token ids of a text, of chat messages, or checked ids.  what: how errors call it.
 
         UserError: an empty prompt, ids outside the vocabulary, or messages that `chat_tokens` refuses."""
         if isinstance(prompt, str):
             ids = self.encode(prompt)
         elif not isinstance(prompt, (Sequence, np.ndarray)):
-            raise UserError(f"prompt: a text, token ids or messages are expected, got {type(prompt).__name__}")
+            raise UserError(f"{what}: a text, token ids or messages are expected, got {type(prompt).__name__}")
         elif len(prompt) and isinstance(prompt[0], Mapping):
             ids = self.chat_tokens(prompt)             # type: ignore[arg-type]
         else:
             ids = [int(t) for t in prompt if isinstance(t, (int, np.integer)) and not isinstance(t, bool)]
             if len(ids) != len(prompt):
-                raise UserError("prompt: a text or token ids are expected")
+                raise UserError(f"{what}: a text or token ids are expected")
             wrong = next((t for t in ids if not 0 <= t < self.vocabulary), None)
             if wrong is not None:
-                raise UserError(f"prompt: token {wrong} is outside the vocabulary of {self.vocabulary}")
+                raise UserError(f"{what}: token {wrong} is outside the vocabulary of {self.vocabulary}")
         if not ids:
-            raise UserError("prompt: is empty; give at least one token")
+            raise UserError(f"{what}: is empty; give at least one token")
         return ids
 
     def generate(self, prompt: Prompt, **settings: Any) -> "Generation":

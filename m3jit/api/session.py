@@ -150,7 +150,7 @@ class Session(SavedSession):
         changes then."""
         with self._exclusive():
             now = self._settled()
-            ids = self._spell(text) if isinstance(text, str) else self.model.prompt_tokens(text)
+            ids = self._spell(text) if isinstance(text, str) else self.model.prompt_tokens(text, "inject")
             self._room(len(now.tokens) + len(ids))
             self._allowed([*now.tokens[now.start:], *ids])
             self._now = (now if now.correcting else now.remembered()).extended(ids, self._machine.seed)
@@ -275,6 +275,9 @@ class Session(SavedSession):
             if [to_token, to_text, after_text].count(None) != 2:
                 raise UserError("rollback: give one of to_token, to_text and after_text")
             now = self._settled()
+            if isinstance(to_token, str):
+                raise UserError(f"rollback: {brief(repr(to_token))} is a text, to_token is a number; to go back to a text "
+                                f"write rollback(to_text={brief(repr(to_token))})")
             if to_token is not None:
                 if isinstance(to_token, bool) or not isinstance(to_token, (int, np.integer)) or \
                         not 0 <= to_token <= len(now.tokens):

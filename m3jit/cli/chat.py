@@ -8,25 +8,26 @@ from typing import Any, Iterator
 import click
 
 from m3jit.cli.dialogue import Dialogue
-from m3jit.cli.options import Size
+from m3jit.cli.options import Size, Whole
 from m3jit.cli.sampling import sampling_options
 from m3jit.cli.terminal import note
 from m3jit.errors import UserError
 
 @click.command(epilog="Without a terminal, each line of standard input is a message. Lines that begin with / are "
-                      "commands; /help lists them. On a terminal Esc or Ctrl-C pauses an answer: the arrow keys pick a "
+                      "commands; /help lists them. A line that cannot be obeyed is said on standard error; those behind "
+                      "it are taken, and the exit code is 1. On a terminal Esc or Ctrl-C pauses an answer: the arrow keys pick a "
                       "place, what is typed goes there, and Enter lets the answer go on from it.")
 @click.argument("model")
 @sampling_options
-@click.option("--seed", type=click.IntRange(-2 ** 63, 2 ** 64 - 1), metavar="N",
+@click.option("--seed", type=Whole(-2 ** 63, 2 ** 64 - 1), metavar="N",
               help="Seed of the random stream [the same each time].")
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End an answer before this text. Repeated: any.")
-@click.option("--context", type=click.IntRange(2), metavar="N", help="Tokens the conversation may have [the model's].")
+@click.option("--context", type=Whole(2), metavar="N", help="Tokens the conversation may have [the model's].")
 @click.option("--chat-template", metavar="FILE", help="A jinja2 template in place of the model's.")
 @click.option("--session", "folder", metavar="FOLDER",
               help="Keep the conversation in this folder, and go on with the one that is there.")
-@click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
 @click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory [three quarters of what is free].")
 def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | None, stops: tuple[str, ...],
@@ -62,14 +63,21 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
         dialogue.begin()
         if system is not None and talk.system != system:
             talk.system = system
-        for line in typed_lines() if terminal else piped_lines():
-            if not dialogue.take(line):
-                break
+        code = 0
+        for number, line in enumerate(typed_lines() if terminal else piped_lines(), 1):
+            try:
+                if not dialogue.take(line):
+                    break
+            except BrokenPipeError:                    # nobody reads the answers
+                raise
+            except (UserError, OSError) as error:      # without a terminal; the lines behind it are taken too
+                note(f"error: line {number}: {error}")
+                code = code or getattr(error, "exit_code", 1)
     finally:
         dialogue.close()
         if store is not None:
             store.close()
-    return 0
+    return code
 
 
 def template_text(path: str | None) -> str | None:
@@ -87,7 +95,10 @@ def template_text(path: str | None) -> str | None:
 def typed_lines() -> Iterator[str]:
     """Lines of a terminal, until Ctrl-D."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (gives input() its line editing)
+        import readline                                # gives input() its line editing
+        if "libedit" not in (readline.__doc__ or ""):  # Esc alone begins no key there: what follows it is typed
+            for line in ("$if mode=emacs", r'"\e": ""', "$endif"):
+                readline.parse_and_bind(line)
     while True:
         try:
             if not sys.stdout.isatty():

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from m3jit.cli.sampling import model_options, sampling_options
-from m3jit.cli.options import UsageError
+from m3jit.cli.options import UsageError, Whole
 from m3jit.cli.terminal import keep_inputs, write_file
 from m3jit.errors import UserError
 
@@ -16,7 +16,7 @@ from m3jit.errors import UserError
 @click.argument("model")
 @click.option("--output", "-o", metavar="FILE", required=True, help="A program (.m3b), or its source (.m3asm).")
 @sampling_options
-@click.option("--seed", type=click.IntRange(-2 ** 63, 2 ** 64 - 1), metavar="N",
+@click.option("--seed", type=Whole(-2 ** 63, 2 ** 64 - 1), metavar="N",
               help="Seed written into the program [none: the machine's].")
 @click.option("--reference", metavar="TEXT",
               help="How the program names its weights: a file, a model's name [MODEL; files by their full path].")

@@ -29,6 +29,7 @@ HELP = """/edit OLD => NEW     put NEW where OLD begins in the last answer, and 
 /exit                end (as Ctrl-D does)
 //...                a message that begins with /"""
 MAIN = "main"                       # the name of the conversation that was begun with
+_NOTHING_MORE = {"length": "the answer has as many tokens as --max-tokens allows", "stop": "the answer has ended"}
 _CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
 _EDIT = re.compile(r"(?s)(.*?)\s*=>\s?(.*)")
 
@@ -59,7 +60,7 @@ class Dialogue:
             if line.startswith("/") and not line.startswith("//"):
                 go_on = self._obey(line)
             elif line.strip():
-                self._answer(self.talk.say(line[1:] if line.startswith("//") else line))
+                self._answer(self.talk.say(line[1:] if line.startswith("//") else line), message=True)
             self._keep()
             return go_on
         except (UserError, OSError) as error:
@@ -105,30 +106,37 @@ class Dialogue:
 
     # Answers.
 
-    def _answer(self, pieces: Iterator[str], begun: str = "") -> None:
-        """Show an answer as it comes; `begun`: what stands there already.  A pause lets it be corrected."""
+    def _answer(self, pieces: Iterator[str], begun: str = "", message: bool = False) -> None:
+        """Show an answer as it comes; `begun`: what stands there already; message: it answers a new one.  A pause lets it
+        be corrected."""
         while True:
-            paused = self._show(pieces, begun)
+            paused = self._show(pieces, begun, message)
             if not paused:
                 return
             picker = self._pick()
             if picker is None:
-                note("[stopped]")
+                note("[stopped; /continue goes on]")
                 return
-            begun = self._apply(picker)
+            begun, message = self._apply(picker), False
             pieces = self.talk.resume()
 
-    def _show(self, pieces: Iterator[str], begun: str) -> bool:
+    def _show(self, pieces: Iterator[str], begun: str, message: bool) -> bool:
         """Write pieces until they end; whether a pause was asked for, and keys can pick a place."""
-        last = begun[-1:] or "\n"
+        last, before, came = begun[-1:] or "\n", len(self.talk.messages), False
         self._write(begun)
         with self._stoppable():
             for piece in pieces:
-                last = piece
+                last, came = piece, True
                 self._write(piece)
-        if not last.endswith("\n") or not self.terminal:
+        if (message or begun or came) and (not last.endswith("\n") or not self.terminal):
             self._write("\n")
         reason = self.talk.finish_reason
+        if message and reason == "cancelled" and not came and len(self.talk.messages) == before:
+            note("[stopped before the answer began: the message is taken back]")
+            return False
+        if not (message or begun or came) and reason in _NOTHING_MORE:
+            note(f"[nothing more: {_NOTHING_MORE[reason]}]")
+            return False
         if reason == "context":
             note(f"[the context of {self.talk.context} tokens is full: the answer ends here; /undo or /reset makes room]")
         elif reason == "cancelled":

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from m3jit.cli.options import UsageError
+from m3jit.cli.options import UsageError, Whole
 from m3jit.cli.terminal import Progress, keep_inputs, write_file
 from m3jit.errors import UserError
 
@@ -21,7 +21,7 @@ from m3jit.errors import UserError
               help="How tokens become one vector [as the model says, else mean].")
 @click.option("--normalize/--raw", default=None,
               help="Vectors of length 1, or as they come [as the model says, else of length 1].")
-@click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As of `m3jit run`.")
 def embed(model: str, texts: tuple[str, ...], output: str, **options: Any) -> int:
     """Turn texts into vectors with MODEL: a folder, a .gguf file or the name of a model.

@@ -42,6 +42,19 @@ class Finite(click.ParamType):
         return number
 
 
+class Whole(click.IntRange):
+    """A whole number from `min` to `max`, with a message that says so."""
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; click's BadParameter otherwise."""
+        try:
+            int(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is no whole number", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Size(click.ParamType):
     """Bytes of "512M", "2g", "1000000".  zero: whether 0 is one."""
     name = "size"
@@ -68,7 +81,7 @@ class Size(click.ParamType):
 
 
 SECONDS = Finite(0, MAX_SECONDS, low_open=True)
-STEPS = click.IntRange(1, MAX_STEPS)
+STEPS = Whole(1, MAX_STEPS)
 
 
 def register_of(vm: Any, option: str, name: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from m3jit.cli.options import UsageError
+from m3jit.cli.options import UsageError, Whole
 from m3jit.cli.sampling import weights_options
 from m3jit.errors import UserError
 
@@ -18,11 +18,11 @@ WINDOW = 512
                       "window are left out.")
 @click.argument("model")
 @click.argument("file")
-@click.option("--window", "-w", type=click.IntRange(2), metavar="N",
+@click.option("--window", "-w", type=Whole(2), metavar="N",
               help=f"Tokens of a window [{WINDOW}, or the model's context].")
-@click.option("--max-windows", type=click.IntRange(1), metavar="N", help="Score the first N windows [all].")
+@click.option("--max-windows", type=Whole(1), metavar="N", help="Score the first N windows [all].")
 @weights_options
-@click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
 def perplexity(model: str, file: str, window: int | None, max_windows: int | None, kv_type: str | None,
                lora: tuple[str, ...], threads: int | None, backend: str) -> int:

@@ -14,7 +14,10 @@ from m3jit.cli import keys
 
 ACCEPT, CANCEL = "accept", "cancel"
 ROWS = 8                            # lines of text shown
-HINT = "←/→ word   ↑/↓ sentence   type the correction   Enter: go on   Esc: leave it"
+# What keys do, for terminals that are less and less wide.
+HINTS = ("←/→ word   ↑/↓ sentence   type the correction   Enter: go on   Esc: end it here",
+         "←/→ word  ↑/↓ sentence  type  Enter: go on  Esc: end here", "←→↑↓ type  Enter: on  Esc: end here",
+         "Enter: on  Esc: end")
 _WORD = re.compile(r"\S+")
 _SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*\s+|\n+")
 _DIM, _STRONG, _PLAIN = "\x1b[2m", "\x1b[1;4m", "\x1b[0m"
@@ -70,7 +73,12 @@ class Picker:
                 (self.text[self.place:], _DIM)]
         wrapped, where = wrap(runs, max(width, 20))
         first = max(0, min(where - rows // 2, len(wrapped) - rows))
-        return [*wrapped[first:first + rows], _DIM + HINT[:max(width, 20) - 1] + _PLAIN]
+        return [*wrapped[first:first + rows], _DIM + hint(max(width, 20) - 1) + _PLAIN]
+
+
+def hint(width: int) -> str:
+    """What keys do, as fully as `width` columns allow."""
+    return next((text for text in HINTS if len(text) <= width), HINTS[-1])
 
 
 def wrap(runs: list[tuple[str, str]], width: int) -> tuple[list[str], int]:

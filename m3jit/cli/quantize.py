@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from m3jit.cli.options import UsageError
+from m3jit.cli.options import UsageError, Whole
 from m3jit.cli.terminal import Progress, keep_inputs, note
 from m3jit.errors import UserError
 
@@ -28,7 +28,7 @@ def _type(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--output-type", metavar="TYPE", callback=_type, help="Type of the output matrix.")
 @click.option("--embedding-type", metavar="TYPE", callback=_type, help="Type of the token table.")
 @click.option("--requantize", is_flag=True, help="Pack matrices again that are in blocks already, at a loss.")
-@click.option("--threads", type=click.IntRange(1), metavar="N", help="Threads [all cores].")
+@click.option("--threads", type=Whole(1), metavar="N", help="Threads [all cores].")
 def quantize(model: str, output: str, type: str, output_type: str | None, embedding_type: str | None, requantize: bool,
              threads: int | None) -> int:
     """Write MODEL (a GGUF file, or one of the files it is split over) to OUTPUT with its matrices in TYPE."""

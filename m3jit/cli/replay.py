@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from m3jit.cli.options import Size
+from m3jit.cli.options import Size, Whole
 from m3jit.cli.terminal import note
 
 
@@ -13,7 +13,7 @@ from m3jit.cli.terminal import note
 @click.argument("log")
 @click.argument("program", required=False)
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As of `m3jit run`.")
-@click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--model", "moved", multiple=True, metavar="FILE",
               help="A model that lies elsewhere now; it is known by its content. Repeated: several.")
 @click.option("--files", metavar="FOLDER", help="Write the files that the run wrote to this folder [they are not kept].")

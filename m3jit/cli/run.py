@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from m3jit.cli.options import SECONDS, STEPS, Size, UsageError, bind, register_of
+from m3jit.cli.options import SECONDS, STEPS, Size, UsageError, Whole, bind, register_of
 from m3jit.cli.sampling import refuse_for_programs, sampling_options
 from m3jit.cli.steered import given, steering_options
 from m3jit.cli.terminal import keep_inputs
@@ -26,9 +26,9 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
 @click.option("--lines", is_flag=True, help="Each line of standard input is an item of its own.")
 @sampling_options
 @steering_options
-@click.option("--context", type=click.IntRange(1), metavar="N",
+@click.option("--context", type=Whole(1), metavar="N",
               help="Tokens a prompt and its text may have [the model's].")
-@click.option("--seed", type=click.IntRange(-2 ** 63, 2 ** 64 - 1), metavar="N",
+@click.option("--seed", type=Whole(-2 ** 63, 2 ** 64 - 1), metavar="N",
               help="Seed of the random stream [the same each time].")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option("--system", metavar="TEXT", help="System message for --chat.")
@@ -39,17 +39,17 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
 @click.option("--store", metavar="FOLDER", help="Keep versions there that FORK PERSIST commits; a run that was stopped or "
               "killed goes on at the last one when it is started again.")
 @click.option("--search", "-I", multiple=True, metavar="FOLDER", help="Look here too for FILE= and .import.")
-@click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True,
               help="auto, cpu, cpu:LEVEL (baseline avx2 avx512 native), numba, python or interpreter.")
 @click.option("--max-steps", type=STEPS, metavar="N", help="Stop after N instructions (exit code 4).")
 @click.option("--timeout", type=SECONDS, metavar="SECONDS",
               help="Stop after this time (exit code 4).")
 @click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory, such as 512M or 2G [three quarters of what is free].")
-@click.option("--snapshot-window", type=click.IntRange(0), metavar="N",
+@click.option("--snapshot-window", type=Whole(0), metavar="N",
               help="Keep the newest N snapshots though no register names them [64].")
 @click.option("--snapshot-memory", type=Size(), metavar="SIZE", help="Most memory that snapshots alone may hold [4G].")
-@click.option("--context-limit", type=click.IntRange(1), metavar="N", help="Most contexts at one time [1024].")
+@click.option("--context-limit", type=Whole(1), metavar="N", help="Most contexts at one time [1024].")
 @click.option("--stats", is_flag=True, help="Print counts, times and memory afterwards.")
 @click.option("--profile", is_flag=True, help="Print a table of time by opcode and by region.")
 @click.option("--trace", metavar="FILE", help="Write regions and slow instructions as a trace for ui.perfetto.dev.")

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import click
 
-from m3jit.cli.options import Finite, UsageError
+from m3jit.cli.options import Finite, UsageError, Whole
 
 LARGEST_SCALE = 1e6                 # of an adapter: what it makes of weights stays a number
 NAMES = ("max_tokens", "temp", "top_k", "top_p", "min_p", "repeat_penalty", "kv_type", "lora")
@@ -28,10 +28,10 @@ def weights_options(function: Callable) -> Callable:
 
 def sampling_options(function: Callable) -> Callable:
     """Adds the options; their values arrive as `sampling` (a dict of those that were given)."""
-    @click.option("--max-tokens", "-n", type=click.IntRange(1, MAX_TOKENS), metavar="N", help="Most tokens to generate [256].")
+    @click.option("--max-tokens", "-n", type=Whole(1, MAX_TOKENS), metavar="N", help="Most tokens to generate [256].")
     @click.option("--temp", type=Finite(0, MAX_TEMPERATURE), metavar="T",
                   help=f"Temperature; 0 takes the likeliest token each time [{TEMPERATURE}].")
-    @click.option("--top-k", type=click.IntRange(0, MAX_TOP_K), metavar="K", help="Draw among the K likeliest; 0: all [40].")
+    @click.option("--top-k", type=Whole(0, MAX_TOP_K), metavar="K", help="Draw among the K likeliest; 0: all [40].")
     @click.option("--top-p", type=Finite(0, 1), metavar="P",
                   help="Draw among the likeliest whose probabilities reach P [0.95].")
     @click.option("--min-p", type=Finite(0, 1), metavar="P",

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from m3jit.cli.options import Finite, Size, UsageError
+from m3jit.cli.options import Finite, Size, UsageError, Whole
 from m3jit.cli.sampling import weights_options
 
 WAITING_FOR_VECTORS = 8                                # requests; each takes a thread of the web framework's pool
@@ -16,17 +16,17 @@ WAITING_FOR_VECTORS = 8                                # requests; each takes a 
 @click.argument("model", default="default")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
               help="Where to listen; 0.0.0.0: on every network of this machine.")
-@click.option("--port", "-p", type=click.IntRange(0, 65535), metavar="N", default=8080, show_default=True,
+@click.option("--port", "-p", type=Whole(0, 65535), metavar="N", default=8080, show_default=True,
               help="0: a free one, which is printed.")
 @click.option("--name", "names", multiple=True, metavar="NAME",
               help="Name clients know the model by [MODEL]; repeated: all of them.")
 @click.option("--api-key", "keys", multiple=True, metavar="KEY", envvar="M3JIT_API_KEY",
               help="Let only clients with this key in (also from the environment: M3JIT_API_KEY).")
-@click.option("--batch", type=click.IntRange(1, 1024), metavar="N", default=16, show_default=True,
+@click.option("--batch", type=Whole(1, 1024), metavar="N", default=16, show_default=True,
               help="Texts that are generated at once.")
-@click.option("--queue", type=click.IntRange(0, 100_000), metavar="N", default=64, show_default=True,
+@click.option("--queue", type=Whole(0, 100_000), metavar="N", default=64, show_default=True,
               help="Texts that may wait; more are refused with status 429.")
-@click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens of a prompt and its text [the model's].")
+@click.option("--context", type=Whole(1), metavar="N", help="Tokens of a prompt and its text [the model's].")
 @click.option("--chat-template", metavar="FILE", help="A jinja2 template in place of the model's.")
 @click.option("--max-body", type=Size(), metavar="SIZE", default="4M", show_default=True, help="Largest request.")
 @click.option("--drain", type=Finite(0, 86400), metavar="SECONDS", default=10, show_default=True,
@@ -35,13 +35,13 @@ WAITING_FOR_VECTORS = 8                                # requests; each takes a 
               help="How long a client may take to send a request.")
 @click.option("--prefix-memory", type=Size(zero=True), metavar="SIZE", default="512M", show_default=True,
               help="Memory for states of earlier texts, from which prompts that begin like them start; 0: none.")
-@click.option("--keep-responses", type=click.IntRange(0), metavar="N", default=64, show_default=True,
+@click.option("--keep-responses", type=Whole(0), metavar="N", default=64, show_default=True,
               help="Responses that can be edited after they have ended; 0: none can, running or not.")
 @click.option("--keep-memory", type=Size(zero=True), metavar="SIZE", default="256M", show_default=True,
               help="Memory that these may reach.")
 @click.option("--memory-limit", type=Size(), metavar="SIZE",
               help="Most memory; a text that wants more ends with an error [three quarters of what is free].")
-@click.option("--threads", "-t", type=click.IntRange(1, 256), metavar="N", help="Threads [all CPUs it may use].")
+@click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
 @weights_options
 def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[str, ...], batch: int, queue: int,

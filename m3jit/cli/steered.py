@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import click
 
-from m3jit.cli.options import UsageError
+from m3jit.cli.options import UsageError, Whole
 from m3jit.cli.terminal import note
 from m3jit.errors import UserError
 
@@ -24,7 +24,7 @@ def steering_options(function: Callable) -> Callable:
             click.option("--grammar", metavar="FILE",
                          help="Write only what a grammar allows: .gbnf (llama.cpp's form) or llguidance's own (.lark)."),
             click.option("--json-schema", metavar="FILE", help="Write JSON that the schema allows."),
-            click.option("--logprobs", type=click.IntRange(0, 20), metavar="N",
+            click.option("--logprobs", type=Whole(0, 20), metavar="N",
                          help="Print each token's log-probability, and the N likeliest, on standard error."),
             click.option("--stop", "stops", multiple=True, metavar="TEXT",
                          help="End the text before this text. Repeated: any of them.")):

@@ -11,7 +11,7 @@ import click
 
 from m3jit.cli.options import UsageError
 from m3jit.cli.terminal import note, table
-from m3jit.errors import Interrupted, LimitError
+from m3jit.errors import Interrupted, LimitError, UserError
 
 
 @click.command()
@@ -19,15 +19,23 @@ from m3jit.errors import Interrupted, LimitError
 @click.option("--verify", is_flag=True, help="Read every version completely; exit code 1 when one is damaged.")
 @click.option("--repair", is_flag=True, help="Keep what is whole: cut a damaged log, drop damaged versions.")
 @click.option("--compact", is_flag=True, help="Keep the newest version of each name, and give the space of the others back.")
+@click.option("--keep", type=click.IntRange(1), metavar="N",
+              help="With --compact: keep the newest N versions of each name.")
 @click.option("--remove", metavar="NAME", help="Forget the versions of a name.")
 @click.option("--log", "log", metavar="NAME", help="Write what a program appended to its log (region WAL) to standard output.")
-def store(folder: str, verify: bool, repair: bool, compact: bool, remove: str | None, log: str | None) -> int:
+def store(folder: str, verify: bool, repair: bool, compact: bool, keep: int | None, remove: str | None,
+          log: str | None) -> int:
     """List, check and tidy the versions in FOLDER, a store of `m3jit run --store`, `m3jit chat` or CHECKPOINT_SAVE."""
     from m3jit.durable import Store
-    if log is not None and (verify or repair or compact or remove):
+    if log is not None and (verify or repair or compact or keep or remove):
         raise UsageError("--log goes with no other option")
+    if keep is not None and not compact:
+        raise UsageError("--keep goes with --compact")
     with Store.open(folder, write=repair or compact or remove is not None, repair=repair) as found:
         if log is not None:
+            if log not in found.appended:
+                have = ", ".join(map(repr, sorted(found.appended)[:10])) or "none"
+                raise UserError(f"{folder}: no program has appended to a log {log!r}; logs in it: {have}")
             output = click.get_binary_stream("stdout")
             for piece in found.log_of(log):
                 output.write(piece)
@@ -37,9 +45,9 @@ def store(folder: str, verify: bool, repair: bool, compact: bool, remove: str | 
         if remove is not None:
             found.remove(remove)
         if compact:
-            note(f"{found.compact()} bytes given back")
+            note(f"{found.compact(keep or 1)} bytes given back")
         wrong = found.verify() if verify else []
-        click.echo(table(("name", "version", "written", "bytes"), list(_rows(found)), "13"))
+        click.echo(table(("name", "version", "kept", "written", "bytes"), list(_rows(found)), "124"))
         for line in wrong:
             note(line)
         if verify and not wrong:
@@ -47,12 +55,13 @@ def store(folder: str, verify: bool, repair: bool, compact: bool, remove: str | 
     return 1 if wrong else 0
 
 
-def _rows(found: Any) -> Iterator[tuple[str, str, str, str]]:
+def _rows(found: Any) -> Iterator[tuple[str, ...]]:
+    """Of each name its newest version, and how many there are."""
     for name in found.names():
         newest = found.latest(name)
         when = newest.time / 1e9
         written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if 0 < when < 1e10 else "?"
-        yield name, str(newest.number), written, f"{newest.bytes:,}"
+        yield name, str(newest.number), str(len(found.versions[name])), written, f"{newest.bytes:,}"
 
 
 class _OnDemand:

@@ -152,7 +152,9 @@ class Program:
             m = re.fullmatch(rf"{letter}(\d{{1,3}})", name, re.I)
             if m and int(m[1]) < BANK_SIZES[bank]:
                 return Reg(bank, int(m[1]))
-        raise KeyError(f"{self.name}: no register {name}")
+        from m3jit.frontend.errors import suggest
+        hint = suggest(name, [s.name for s in self.symbols if s.kind == SymbolKind.REGISTER and s.scope in (scope, 0)])
+        raise KeyError(f"{self.name}: no register {name}" + (f"; {hint}" if hint else ""))
 
     def line_of(self, pc: int) -> tuple[str, int] | None:
         """(file, line) of the instruction at `pc`, or None when the program does not say."""

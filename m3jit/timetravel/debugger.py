@@ -106,7 +106,7 @@ class Debugger:
     def _test(self) -> bool:
         for number, watch in self.watches.items():
             if watch.changed():
-                self._fired = (number, watch)
+                self._fired = (number, watch, watch.shown)
                 return True
         return self._stands()
 
@@ -124,7 +124,7 @@ class Debugger:
 
     def _why(self) -> str:
         if self._fired is not None:
-            return f"watchpoint {self._fired[0]}: {self._fired[1].text} has changed"
+            return f"watchpoint {self._fired[0]}: {self._fired[1].text} has changed: {' -> '.join(self._fired[2])}"
         pc = self._next_pc()
         numbers = [str(n) for n, b in self.breakpoints.items() if pc in b.pcs]
         return f"breakpoint {', '.join(numbers)}" if numbers else "stop"

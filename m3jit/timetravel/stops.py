@@ -15,6 +15,7 @@ from m3jit.isa.fields import STATE, Reg
 from m3jit.vm.digest import state_parts, value_digest
 from m3jit.vm.values import Handle
 
+SHOWN = 16                         # bytes of watched memory that are shown when they change
 MAX_WATCHED = 1 << 20              # bytes of memory that are compared after every instruction
 
 
@@ -111,12 +112,26 @@ class Watch:
         else:
             self.register = vm.register(text)
         self.last = self._look()
+        self.shown = "", self._said()
 
     def changed(self) -> bool:
-        """Has it another value than at the last question?"""
+        """Has it another value than at the last question?  `shown` then holds how it was and how it is."""
         now = self._look()
         before, self.last = self.last, now
-        return now != before
+        if now == before:
+            return False
+        self.shown = self.shown[-1], self._said()
+        return True
+
+    def _said(self) -> str:
+        """What it is now, for people."""
+        from m3jit.timetravel.views import brief_value
+        if self.register is not None:
+            return brief_value(self._read(self.register), self.context)
+        if isinstance(self.last, str):
+            return self.last                           # why it cannot be read
+        more = " .." if self.length > SHOWN else ""
+        return self.last[:SHOWN].hex(" ") + more
 
     def _look(self) -> Any:
         if self.register is None:
@@ -131,7 +146,6 @@ class Watch:
             state = self.context.states.get(value.id)
             return b"" if state is None else b"".join(digest for _, digest in state_parts(state))
         return None if value is None else value_digest(value)
-
 
     def _read(self, reg: Reg) -> Any:
         """The register in the call it was named in, whichever is running; None once that has returned."""

@@ -199,8 +199,9 @@ def contexts(vm: Any, found: list[Context], current: Context | None) -> list[str
     for ctx in found:
         waits = f" for {ctx.waiting_for.what}" if ctx.waiting_for is not None else ""
         pc = vm.image.pcs[min(ctx.index, len(vm.image.pcs) - 1)]
+        near = label_before(vm.image.program, pc)
         out.append(f"{'>' if ctx is current else ' '} {ctx.id}: {PRIORITIES[ctx.priority]} {ctx.status}{waits}, "
-                   f"{ctx.retired} instructions, 0x{pc:04x} <{label_before(vm.image.program, pc)}>")
+                   f"{ctx.retired} instructions, 0x{pc:04x}{f' <{near}>' if near else ''}")
     return out
 
 

@@ -453,6 +453,19 @@ def test_a_saved_session_is_known_by_the_content_of_its_model(tmp_path):
         Session(load_model(changed, threads=1), temperature=0).load(tmp_path / "store")
 
 
+def test_mistakes_in_the_type_of_a_correction_are_named(model):
+    made = session(model)
+    run(made, 4)
+    for call, words in ((lambda: made.rollback("am sure"), r"rollback: 'am sure' is a text.*write rollback\(to_text='am sure'\)"),
+                        (lambda: made.inject(None), "inject: a text, token ids or messages are expected, got NoneType"),
+                        (lambda: made.inject([999999]), "inject: token 999999 is outside the vocabulary of"),
+                        (lambda: made.inject([]), "inject: is empty")):
+        before = made.tokens
+        with pytest.raises(UserError, match=words):
+            call()
+        assert made.tokens == before
+
+
 # How a text ends.
 
 def test_ends(model):
@@ -547,7 +560,7 @@ def test_places_that_are_not_there(model):
     tokens = made.tokens
     for place, words in (({"to_token": -1}, "-1 is no token of the session; it has"),
                          ({"to_token": len(tokens) + 1}, f"give 0 to {len(tokens)} \\(the text begins at {made.start}"),
-                         ({"to_token": True}, "True is no token"), ({"to_token": "a"}, "'a' is no token"),
+                         ({"to_token": True}, "True is no token"), ({"to_token": 1.5}, "1.5 is no token"),
                          ({}, "give one of to_token, to_text and after_text"),
                          ({"to_token": 3, "to_text": "a"}, "give one of"), ({"to_text": ""}, "a text of the answer"),
                          ({"to_text": "xyzzy"}, "'xyzzy' is not in the text, which is '"),

@@ -75,6 +75,15 @@ def test_a_line_is_a_message(template, tmp_path):
     assert got.out.strip().endswith(answers[1])
 
 
+def test_a_mistaken_line_of_a_pipe_does_not_end_the_conversation(template):
+    plain = chat(template, "Hello there\n")
+    got = chat(template, "/edit a => b\nHello there\n/magic\n")
+    assert got.code == 1 and got.out == plain.out
+    lines = got.err.splitlines()
+    assert lines[0] == "error: line 1: /edit: nothing has been said yet" and len(lines) == 2
+    assert lines[1].startswith("error: line 3: no command /magic; there are /help")
+
+
 @pytest.fixture(scope="module")
 def language():
     return load_model("default", threads=1)
@@ -165,6 +174,11 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(capfd):
     assert out == "one \n" and err == "[stopped]\n"
     made.stopped = False
     assert session.take("more") and made.said == ["Hello", "more"]
+
+
+def test_an_answer_stopped_before_it_began(capfd):
+    Dialogue(talk([press, "one"]), terminal=True).take("Hello")
+    assert capfd.readouterr().err == "[stopped before the answer began: the message is taken back]\n"
 
 
 def test_a_second_ctrl_c_ends_the_command(capfd):

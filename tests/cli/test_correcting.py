@@ -16,7 +16,7 @@ from m3jit.api.conversation import Conversation
 from m3jit.api.generation import load_model
 from m3jit.cli import keys
 from m3jit.cli.dialogue import Dialogue
-from m3jit.cli.picker import ACCEPT, CANCEL, HINT, Picker, wrap
+from m3jit.cli.picker import ACCEPT, CANCEL, HINTS, Picker, hint, wrap
 from m3jit.errors import UserError
 from m3jit.models.program import Options
 from tests.cli.command import call, process, source
@@ -109,7 +109,8 @@ def test_continuing(dialogue, monkeypatch):
     begun = "".join(said)
     out = dialogue("/continue").out
     assert talk.messages[-1]["content"] == (begun + out).strip() and len(talk.session.tokens) == talk.session.start + 16
-    assert "[stopped" not in dialogue("/continue").err
+    none = dialogue("/continue")
+    assert none.out == "" and none.err == "[nothing more: the answer has as many tokens as --max-tokens allows]\n"
 
 
 @pytest.mark.parametrize("line, words", [
@@ -180,7 +181,7 @@ def test_a_session_is_saved_and_reopened(language, capfd, tmp_path):
     other.take("And you?")
     assert other.talk.session.tokens == tokens
     end(other)
-    with pytest.raises(StoreError, match="written by another program|was saved with another model"):
+    with pytest.raises(StoreError, match="kv_type = F16, and here it is F32"):
         opened(tmp_path / "one", options=Options(kv_type="F32"))
 
 
@@ -245,13 +246,19 @@ def test_what_is_shown():
     picker = Picker("one two three " * 30 + "end")
     lines = picker.lines(40)
     plain = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines]
-    assert len(lines) == 9 and all(len(line) <= 40 for line in plain) and plain[-1] == HINT[:39]
+    assert len(lines) == 9 and all(len(line) <= 40 for line in plain) and plain[-1] == HINTS[2]
     assert plain[-2].endswith("end▏")
     picker.key(keys.HOME)
     picker.key("X")
     assert re.sub("\x1b\\[[0-9;]*m", "", picker.lines(40)[0]).startswith("Xone two")
     wide, where = wrap([("日本" * 12, ""), ("x", ""), ("\x1b[31m\n", "")], 20)
     assert [len(line) for line in wide] == [9, 9, 6 + 1 + 5, 0] and where == 2 and "\x1b" not in "".join(wide)
+
+
+def test_what_keys_do_fits_the_terminal():
+    for width in range(19, 100):
+        assert len(hint(width)) <= width and "Esc" in hint(width) and "Enter" in hint(width)
+    assert "Esc: end" in hint(59) and "sentence" in hint(59)
 
 
 # A terminal.
@@ -325,6 +332,15 @@ def child(tmp_path):
             child.process.wait(PATIENCE)
 
 
+def test_escape_at_the_prompt_takes_no_key_with_it(child):
+    pytest.importorskip("readline")
+    screen = child()
+    screen.type("\x1b/context\r")
+    screen.wait("0 of 512 tokens")
+    screen.type("\x04")
+    assert screen.end() == 0
+
+
 @pytest.mark.parametrize("key", ["\x1b", "\x03"], ids=["esc", "ctrl-c"])
 def test_a_paused_answer_is_corrected(child, key):
     """Esc, two words back, a text, Enter: the answer goes on behind it; the correction is undone."""
@@ -363,7 +379,7 @@ def test_sleeping_waking_up_and_leaving_an_answer_as_it_is(child):
     made.wait("Enter: go on")
     assert not made.echoes()
     made.type("\x1b")
-    made.wait(r"\[stopped\]")
+    made.wait(r"\[stopped; /continue goes on\]")
     made.wait("> ")
     made.type("/continue\r")
     made.wait(r"/continue\r\n .+\r\n")

@@ -91,8 +91,12 @@ def test_listing_checking_and_tidying(capfd, count):
     call(capfd, "run", program, "--store", folder, "--max-steps", 15)
     listed = call(capfd, "store", folder, "--verify")
     assert listed.code == 0 and listed.err == "every version is whole\n"
-    assert listed.out.split("\n")[0].split() == ["name", "version", "written", "bytes"] and " 4 " in listed.out
-    assert "bytes given back" in call(capfd, "store", folder, "--compact").err
+    assert listed.out.split("\n")[0].split() == ["name", "version", "kept", "written", "bytes"]
+    assert listed.out.split("\n")[1].split()[:3] == ["run", "4", "4"]
+    assert "bytes given back" in call(capfd, "store", folder, "--compact", "--keep", 2).err
+    assert call(capfd, "store", folder).out.split("\n")[1].split()[:3] == ["run", "4", "2"]
+    assert "--keep goes with --compact" in call(capfd, "store", folder, "--keep", 2).err
+    assert call(capfd, "store", folder, "--compact").out.split("\n")[1].split()[:3] == ["run", "4", "1"]
     segment = sorted(folder.glob("segment-*"))[-1]
     raw = bytearray(segment.read_bytes())
     raw[600] ^= 1
@@ -121,6 +125,8 @@ def test_what_is_refused(capfd, count, tmp_path):
     assert "no such file or folder" in call(capfd, "store", tmp_path / "none").err
     assert not (tmp_path / "none").exists()
     assert call(capfd, "store", folder, "--log", "run", "--verify").code == 2
+    none = call(capfd, "store", folder, "--log", "nope")
+    assert none.code == 1 and "no program has appended to a log 'nope'; logs in it: " in none.err
     assert call(capfd, "record", program, "--store", folder, "-o", tmp_path / "log").code == 2
     assert call(capfd, "run", "default", "--prompt", "x", "--stop", "y", "--store", folder).code == 2
 
@@ -132,6 +138,15 @@ def test_a_model_goes_on_in_the_middle_of_its_text(capfd, tmp_path):
     assert first.code == 4 and straight.out.startswith(first.out) and len(first.out) < len(straight.out)
     second = call(capfd, *command, "--store", tmp_path / "s")
     assert first.out + second.out == straight.out
+
+
+def test_the_log_of_a_run_that_ended_stays(capfd, tmp_path):
+    (tmp_path / "says.m3asm").write_text(COUNT.replace("STREAM rN LINE", "MEMCPY rLog, rLine"))
+    command = ("run", tmp_path / "says.m3asm", "--store", tmp_path / "s", "--bind", "rLog=0x7000000000000000", "--bind")
+    for letter, steps, log in (("a", 1000, "aaaaa"), ("b", 8, "aaaaabb"), ("c", 1000, "aaaaabbbbb"),
+                               ("d", 1000, "aaaaabbbbbddddd")):
+        call(capfd, *command, f'rLine="{letter}"', "--max-steps", steps)
+        assert call(capfd, "store", tmp_path / "s", "--log", "run").out == log
 
 
 # -- signals in the middle of instructions ----------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_the_debugger_takes_commands_from_a_script(tmp_path):
     commands = b"break fits\nc\nwatch rSum\nc\nback 5\nc\nrc\nsnapshots\nnonsense\nquit\nnever\n"
     found = process("debug", EXAMPLES / "rollback.m3asm", stdin=commands)
     assert found.code == 0 and "(m3jit) break fits" in found.out and "error: no command 'nonsense'" in found.out
-    assert "watchpoint 2: rSum has changed" in found.out and "never" not in found.out.splitlines()
+    assert "watchpoint 2: rSum has changed: " in found.out and "never" not in found.out.splitlines()
 
 
 def test_the_debugger_shows_a_recorded_run(capfd, tmp_path):

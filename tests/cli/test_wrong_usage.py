@@ -92,7 +92,8 @@ def test_numbers_at_the_bounds_work(capfd, option, value):
 
 @pytest.mark.parametrize("arguments, words", [
     (["--bind", "foo"], ("--bind foo", "REGISTER=VALUE")), (["--bind", "rX=foo"], ("--bind rX=foo", "no value")),
-    (["--bind", "rNone=1"], ("--bind rNone", "no register rNone")), (["--bind", "S0=1"], ("--bind S0=1", "state")),
+    (["--bind", "rNone=1"], ("--bind rNone", "no register rNone")),
+    (["--seed", "abc"], ("--seed", "'abc' is no whole number")), (["--bind", "S0=1"], ("--bind S0=1", "state")),
     (["--show", "rNone"], ("--show rNone", "no register rNone")), (["-n", "3"], ("--max-tokens", "model files")),
     (["--system", "x"], ("--system",)), (["--print-ir-after", "nix"], ("--print-ir-after nix", "no such pass")),
     (["--files", "nowhere"], ("--files nowhere", "no such folder")), (["--files", ""], ("--files ''",)),

@@ -93,7 +93,7 @@ def test_watchpoints_on_registers_tensors_and_memory():
     run = session()
     run("s 3")
     assert run("watch rN") == "watchpoint 1: rN in context 1"
-    assert "rN has changed" in run("c") and "STREAM" in run("where")
+    assert "rN has changed: 0 -> 1" in run("c") and "STREAM" in run("where")
     run("delete 1")
     run("watch rV")
     assert "rV has changed" in run("c")
