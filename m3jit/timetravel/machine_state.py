@@ -50,7 +50,6 @@ class MachineState:
         self._counters = [_peek(getattr(vm, owner) if owner else vm, name) for owner, name in _COUNTERS]
         m = vm.machine
         self._machine = (dict(m._model_handles), dict(m._extension_handles), dict(m._windows), dict(m._until))
-        self._locks = (vm.locks.locks, vm.locks.granted)
         self._vm = (vm._retired_before, vm._first_trap, vm.error, tuple(vm.events), len(vm.windows), vm.joined_launches)
         self._waits = vm.recorder.waits
         self._locks = (vm.locks.locks, vm.locks.granted)     # never changed, only replaced
@@ -92,7 +91,6 @@ class MachineState:
             setattr(getattr(vm, owner) if owner else vm, name, itertools.count(number))
         m = vm.machine
         m._model_handles, m._extension_handles, m._windows, m._until = map(dict, self._machine)
-        vm.locks.locks, vm.locks.granted = self._locks
         m.stores = []
         vm._retired_before, vm._first_trap, vm.error, events, windows, vm.joined_launches = self._vm
         vm.events = deque(events, vm.events.maxlen)

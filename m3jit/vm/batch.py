@@ -64,7 +64,10 @@ class Member:
         if waiting and len(waiting) == len(vm.scheduler.contexts):
             if vm.stop_word.raised:
                 vm._stopped(waiting[0])
-            if not any(c.waiting_for.external or c.waiting_for.ready() for c in waiting):
+            ready = any(c.waiting_for.ready() for c in waiting)
+            if not ready:
+                vm.recorder.check_sleep(waiting)
+            if not ready and not any(c.waiting_for.external for c in waiting):
                 raise Deadlock(f"{vm.image.name}: no context can go on: {describe_waits(waiting)}")
         return ran
 

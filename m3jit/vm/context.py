@@ -18,9 +18,13 @@ from m3jit.vm.snapshots import SnapshotHandle, revive, weaken, without_handles
 DEFAULT_SEED = 0x9E3779B97F4A7C15 - 2 ** 64      # the random stream's state is a signed 64-bit integer
 GREEN, BLUE, RED = range(3)
 PRIORITIES = ("GREEN", "BLUE", "RED")
-BY_INPUT = "input"
 QUIET = 64                         # instructions a context gets done between two interrupts by input
 READY, WAITING, DONE, TRAPPED, KILLED, PARKED = "ready", "waiting", "done", "trapped", "killed", "parked"
+
+
+class ByInput:
+    """An interrupt because of one item of an input; every item is one of its own."""
+    __slots__ = ()
 
 
 class Frame:
@@ -68,8 +72,8 @@ class Context:
     """One thread of execution inside a machine."""
     __slots__ = ("id", "index", "used", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts",
                  "model", "priority", "lent", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired",
-                 "status", "waiting_for", "interrupt", "quiet_until", "looked", "leave", "budget", "trap", "newest_snapshot",
-                 "parks", "parked", "ahead")
+                 "status", "waiting_for", "raised", "answered", "quiet_until", "looked", "heard", "leave", "budget",
+                 "trap", "newest_snapshot", "parks", "parked", "ahead")
 
     def __init__(self, id: int, memory: ContextMemory, seed: int = DEFAULT_SEED, used: int = 256):
         self.id, self.index = id, 0
@@ -90,9 +94,11 @@ class Context:
         self.deadline = -1                               # absolute ns, -1: none
         self.virtual_time = self.virtual_deadline = self.order = self.retired = 0
         self.status, self.waiting_for = READY, None
-        self.interrupt: bool | str = False               # a pending interrupt; BY_INPUT: because of unread input
+        self.raised: bool | ByInput = False              # the newest interrupt; ByInput: because of unread input ..
+        self.answered: ByInput | None = None             # .. and the one whose input has been read: it is over
         self.quiet_until = 0                             # instructions before which input is no interrupt (QUIET)
         self.looked: Any = None                          # (retired, index) behind an IF_INTERRUPT that saw none
+        self.heard: frozenset[int] = frozenset()         # signals that came since it got something done
         self.leave = False                               # ask the interpreter to return to the scheduler
         self.budget = 0                                  # instructions left in this slice, while in a slow path
         self.trap: Any = None
@@ -105,9 +111,28 @@ class Context:
         """The priority it runs with: its own, or an inherited one."""
         return max(self.priority, self.lent)
 
-    def sees_interrupt(self) -> bool:
-        """Would IF_INTERRUPT see an interrupt now?"""
-        return self.interrupt is True or bool(self.interrupt) and self.retired >= self.quiet_until
+    @property
+    def interrupt(self) -> bool | ByInput:
+        """The pending interrupt, or False."""
+        return False if self.raised is self.answered else self.raised
+
+    @interrupt.setter
+    def interrupt(self, value: bool | ByInput) -> None:
+        self.raised = value
+
+    def sees_interrupt(self, retired: int | None = None) -> bool:
+        """Would IF_INTERRUPT see an interrupt now, or when that many instructions were done?"""
+        pending = self.interrupt
+        return pending is True or bool(pending) and (self.retired if retired is None else retired) >= self.quiet_until
+
+    def looks_again(self) -> bool:
+        """Go back in front of IF_INTERRUPT, if that was the last thing done in this slice, saw no interrupt, and would
+        see one now.  That look has then not been: whatever happens before the next one is in front of the instruction,
+        in a replay too."""
+        if self.looked != (self.retired, self.index) or not self.sees_interrupt(self.retired - 1):
+            return False
+        self.retired, self.index, self.looked = self.retired - 1, self.index - 1, None
+        return True
 
     # -- roots ------------------------------------------------------------------------------------------------------
     def capture(self) -> Root:

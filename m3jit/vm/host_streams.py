@@ -11,7 +11,7 @@ from m3jit.errors import UserError
 from m3jit.vm.audio_ring import RATE, SECONDS, AudioRing
 from m3jit.vm.machine_io import resolve_file
 from m3jit.vm.sources import ArraySource, QueueSource, RingSource, Source
-from m3jit.vm.context import BY_INPUT, Context
+from m3jit.vm.context import ByInput, Context
 from m3jit.vm.stopping import ATTENTION
 from m3jit.vm.streams import CallbackSink, Ring, Sink, open_file_sink
 from m3jit.vm.waiting import Wait
@@ -51,10 +51,11 @@ class HostStreams:
     def _mark(ctx: Context, queue: QueueSource) -> bool:
         """Make input an interrupt of a context; whether it is to be brought out of what it does."""
         wait = ctx.waiting_for
-        if ctx.interrupt or wait is not None and wait.source is queue:
+        pending = ctx.interrupt
+        if pending is True or not pending and wait is not None and wait.source is queue:
             return False
-        ctx.interrupt = BY_INPUT
-        return ctx.retired >= ctx.quiet_until
+        ctx.interrupt = ByInput()                      # a SENSE that is about to answer the one before leaves this one
+        return not pending and ctx.retired >= ctx.quiet_until
 
     def audio_input(self, name: str = "AUDIO_PCM", rate: int = RATE, seconds: float = SECONDS,
                     channels: int = 1) -> AudioRing:

@@ -241,7 +241,8 @@ class Interpreter:
     def run(self, ctx: Context, budget: int) -> bool:
         """Execute until the budget is used up at a poll point, the stop word is set, or the context asks to leave.
 
-        True: it ended at a poll point (which a raised stop word does not wait for).  Traps end the context (`ctx.trap`); other errors propagate.  ctx.index and ctx.retired are exact on return."""
+        True: it ended at a poll point (which a raised stop word does not wait for).  Traps end the context (`ctx.trap`);
+        other errors propagate.  ctx.index and ctx.retired are exact on return."""
         self.machine.ctx = ctx
         if self.counts is not None or self.watch is not None:
             return self._run_profiled(ctx, budget)

@@ -99,6 +99,7 @@ class Jit:
                  points: dict[int, Point] | None = None):
         self.image, self.machine, self.compiler, self.eager = image, machine, compiler, eager
         self.stop_address = stop_word.word.ctypes.data
+        self.urgent_address = self.stop_address + stop_word.word.itemsize
         self.points = points if points is not None else new_points(image)
         self.entries: Iterable[int] = tuple(pc for pc, point in list(self.points.items()) if not point.dead)
         self.stop_at: frozenset[int] = frozenset()       # code is left in front of these
@@ -143,10 +144,8 @@ class Jit:
             if point.refused:
                 self._pass(pc, "")
             return None
-        if ctx.interrupt and ctx.looked == (ctx.retired, ctx.index) and ctx.sees_interrupt() and \
-                not self.machine.vm.recorder.replaying:
-            ctx.retired -= 1                     # IF_INTERRUPT is in front, and nothing was done since it saw none
-            return self.image.pcs[ctx.index - 1]
+        if ctx.raised and self.machine.vm.looks_again(ctx):
+            return self.image.pcs[ctx.index]
         regs = ContextRegisters(ctx, self.machine)
         for region in point.variants:
             syms = region.matches(regs)
@@ -181,11 +180,13 @@ class Jit:
             region.seconds += time.perf_counter() - start
         else:
             info, retired = self._enter(ctx, regs, region, syms)
+        if _nowhere(region, info, retired) and self.machine.stop.raised:     # SOON is behind one round, not before it
+            info, retired = region.run(regs, syms, self.urgent_address, 1)
         self.left(region, info, retired)
         ctx.retired += retired
-        if info is None:
-            return region.region.function.entry_pc if self.machine.stop.raised else None
-        if info.pc == region.region.function.entry_pc and retired == 0:
+        if info is None or _nowhere(region, info, retired):
+            if self.machine.stop.raised:         # now: behind a wait that ends the slice it would be too late
+                return self.image.pcs[ctx.index] if self.machine.vm.looks_again(ctx) else region.region.function.entry_pc
             return None                          # the first instruction itself is the interpreter's
         return info.pc
 
@@ -294,6 +295,11 @@ class Jit:
             return t
         f = Lifter(self, Entry(pc, type_of, syms, self.stop_at)).lift(f"r{pc:x}")
         return None if f is None else (f, syms)
+
+
+def _nowhere(region: CompiledRegion, info: Any, retired: int) -> bool:
+    """Was a region left where it was entered, by an exit?"""
+    return info is not None and retired == 0 and info.pc == region.region.function.entry_pc
 
 
 class Parked:

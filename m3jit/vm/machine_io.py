@@ -164,12 +164,12 @@ class StreamsView:
         return value, after
 
     def _input_was_read(self, key: str, position: int) -> None:
-        """Input whose newest item has been read interrupts no longer."""
+        """Input whose newest item has been read interrupts no longer, once the instruction is complete."""
         if self.ctx.interrupt and self.ctx.interrupt is not True:
             source = self.vm.sources.get(key)
             with self.vm.signal:
                 if isinstance(source, QueueSource) and not source.has(position):
-                    self.ctx.interrupt = False
+                    self.stores.append(attribute(self.ctx, "answered", self.ctx.raised))
 
     def find_source(self, peripheral: str, name: str | None) -> Source:
         """The source of a SENSE's words."""

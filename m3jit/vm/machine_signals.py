@@ -36,7 +36,7 @@ class SignalsView:
         ctx.interrupt = False
 
     def no_interrupt(self) -> None:
-        """IF_INTERRUPT goes on: if nothing else is executed before compiled code is given up, it looks again."""
+        """IF_INTERRUPT goes on: if nothing else happens before compiled code is given up, it looks again."""
         self.ctx.looked = (self.ctx.retired + 1, self.ctx.index + 1)
 
     def wait_for_interrupt(self, timeout: int) -> int:
@@ -89,7 +89,7 @@ class SignalsView:
         if kind == "HALT":
             self.kill(ContextRef(number))              # type: ignore[attr-defined]
         elif kind == "INTERRUPT":
-            self.stores.append(attribute(found, "interrupt", True))
+            self.stores.append(attribute(found, "raised", True))
         elif kind == "ABORT":
             return self._abort_other(found)
         return SENT

@@ -22,6 +22,7 @@ from m3jit.errors import Deadlock, Divergence, Interrupted, LimitError, OperandE
     UnsupportedError, UserError, brief
 from m3jit.isa.types import Tensor
 from m3jit.vm.context import WAITING, Context
+from m3jit.vm.scheduler import describe_waits
 from m3jit.vm.stopping import ATTENTION
 from m3jit.vm.waiting import Blocked, Wait
 
@@ -278,6 +279,20 @@ class Recorder:
     def exhausted(self) -> bool:
         """Replaying, and the log has nothing more: whoever waits now waited when the recording ended."""
         return self.tape is not None and not self.goes_on and self.tape.peek() is None
+
+    def check_sleep(self, waiting: list[Context]) -> None:
+        """Every context waits, and none of the waits is over.  In a replay the outside cannot end one:
+
+        `RecordEnds`: the recorded run was ended here from outside; `Divergence`: it went on."""
+        if not self.replaying:
+            return
+        waits, event = describe_waits(waiting), self.tape.peek()
+        if event is None and not self.ended_by_itself:
+            raise self.ended(waits)
+        there = "ended" if event is None else f"went on with {event.what} of context {event.context} after " \
+            f"{event.retired} instructions (event {self.tape.taken} of the log)"
+        raise Divergence(f"replay: after {self.vm.retired} instructions no context can go on ({waits}), where the recorded "
+                         f"run {there}: the log belongs to another program, version or input")
 
     # -- what goes out ----------------------------------------------------------------------------------------------
     def leave(self, ctx: Context, sink: str, item: Any, write: Callable[[], Any]) -> None:

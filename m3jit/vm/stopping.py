@@ -1,27 +1,31 @@
-"""Stopping a run: the word that compiled code and the interpreter look at, and Ctrl-C while native code runs."""
+"""Stopping a run: the word that compiled code and the interpreter look at, and signals while native code runs."""
 from __future__ import annotations
 
 import signal
 import socket
 import threading
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Any, Iterator
 
 import numpy as np
 
-ATTENTION, INTERRUPT, STOPPED, TIMED_OUT = "attention", "interrupt", "stopped", "timeout"
-_STRENGTH = {"": 0, ATTENTION: 1, INTERRUPT: 2, STOPPED: 3, TIMED_OUT: 3}
+ATTENTION, SIGNAL, INTERRUPT, STOPPED, TIMED_OUT = "attention", "signal", "interrupt", "stopped", "timeout"
+_STRENGTH = {"": 0, ATTENTION: 1, SIGNAL: 2, INTERRUPT: 3, STOPPED: 4, TIMED_OUT: 4}
 SOON, URGENT = 1, 2                  # what native code reads
 
 
 class StopWord:
     """One flag, seen by native code as an int32: SOON, leave at the next loop head (ATTENTION: somebody wants the run to
-    look around), or URGENT, leave between two kernels or pieces of one (every other reason).  INTERRUPT replaces
-    ATTENTION; the first of the reasons that end a run stays until it is taken."""
+    look around), or URGENT, leave between two kernels or pieces of one (every other reason).  SIGNAL and INTERRUPT
+    replace ATTENTION; the first of the reasons that end a run stays until it is taken.
+
+    URGENT drops what a region had computed, so what raises it again and again must get something done in between:
+    INTERRUPT is raised when an interrupt becomes pending, and SIGNAL is URGENT once for each number (`heard`)."""
 
     def __init__(self) -> None:
-        self.word = np.zeros(1, np.int32)            # compiled code reads this
+        self.word = np.zeros(2, np.int32)            # compiled code reads the first; the second is URGENT or 0
         self.raised = False
+        self.running: Any = None                     # the context whose turn it is
         self._reason = ""
         self._lock = threading.RLock()               # a signal handler may interrupt `take`
 
@@ -29,14 +33,24 @@ class StopWord:
         with self._lock:
             if _STRENGTH[reason] > _STRENGTH[self._reason]:
                 self._reason = reason
-                self.word[0] = SOON if reason == ATTENTION else URGENT
+                self.word[:] = (SOON, 0) if reason == ATTENTION else URGENT
             self.raised = True
+
+    def heard(self, number: int) -> None:
+        """A signal came.  It is URGENT, but for one that came since the running context got an instruction done: a timer
+        that is faster than a region would bring it out again and again."""
+        ctx = self.running
+        with self._lock:
+            again = ctx is not None and number in ctx.heard
+            if ctx is not None:
+                ctx.heard |= {number}
+            self.set(ATTENTION if again else SIGNAL)
 
     def take(self) -> str:
         """The reason, lowering the flag ("" when it was not raised)."""
         with self._lock:
             reason, self._reason, self.raised = self._reason, "", False
-            self.word[0] = 0
+            self.word[:] = 0
             return reason
 
 
@@ -53,9 +67,10 @@ class _Listener:
         threading.Thread(target=self._listen, name="m3jit signals", daemon=True).start()
 
     def _listen(self) -> None:
-        while self.ear.recv(64):
+        while numbers := self.ear.recv(64):            # Python writes the number of each signal, as a byte
             for word in list(self.words):
-                word.set(INTERRUPT)
+                for number in numbers:
+                    word.heard(number)
 
 
 _listener: _Listener | None = None

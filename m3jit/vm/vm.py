@@ -10,13 +10,13 @@ from typing import Any, Callable
 
 import numpy as np
 
-from m3jit.errors import Deadlock, Interrupted, LimitError, Trap, UserError
+from m3jit.errors import Trap, UserError
 from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, GPR, SPECIAL, Reg
 from m3jit.isa.types import Tensor
 from m3jit.vm import binding, regions as region_factory
 from m3jit.vm.checkpoints import NO_CHECKPOINTS, Checkpoints
 from m3jit.vm.commit import attribute, commit
-from m3jit.vm.context import DEFAULT_SEED, DONE, KILLED, READY, TRAPPED, WAITING, Context
+from m3jit.vm.context import DEFAULT_SEED, DONE, READY, TRAPPED, WAITING, Context
 from m3jit.vm.entering import Entered, Timed
 from m3jit.vm.held import DEFAULT_BOUND, DEFAULT_CONTEXTS, count_of
 from m3jit.vm.host_states import HostStates
@@ -30,12 +30,13 @@ from m3jit.vm.memory import DEFAULT_LIMIT, ContextMemory, MachineMemory, Pages, 
 from m3jit.vm.models import NO_MODELS, ModelProvider
 from m3jit.vm.recording import Recorder
 from m3jit.vm.reclaim import DEFAULT_BACKLOG
-from m3jit.vm.scheduler import UNLIMITED, Scheduler, describe_waits
+from m3jit.vm.scheduler import Scheduler
 from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, SnapshotStore, for_register
 from m3jit.vm.sources import Source
-from m3jit.vm.stopping import ATTENTION, INTERRUPT, STOPPED, TIMED_OUT, StopWord, interruptible
+from m3jit.vm.stopping import ATTENTION, INTERRUPT, STOPPED, StopWord, interruptible
 from m3jit.vm.streams import DEFAULT_CAPACITY, Ring, Sink, StandardSink
-from m3jit.vm.waiting import Signal, patience
+from m3jit.vm.turns import Turns
+from m3jit.vm.waiting import Signal
 
 MAIN = 1                                               # number of the first context
 
@@ -49,7 +50,7 @@ def check_limits(max_steps: int | None, timeout: float | None) -> None:
         raise UserError(f"max_steps={max_steps!r}; a number of instructions, or None")
 
 
-class VM(HostStreams, HostStates):
+class VM(Turns, HostStreams, HostStates):
     """Runs one program.  Every method may be called from any thread; a run lets others in between two slices.
 
     program: a `frontend.Program`, or a list of instructions.  backend: "auto", "interpreter" or the name of a compiled
@@ -87,13 +88,10 @@ class VM(HostStreams, HostStates):
         self.snapshots, self.scheduler = SnapshotStore(snapshot_window, reclaim_backlog, snapshot_memory), Scheduler()
         self.context_limit = count_of("context_limit", context_limit, 1)
         self.memory.contexts = self.snapshots.bound.contexts = lambda: {self.main, *self.scheduler.contexts.values()}
+        self._nothing_has_run()
         self.recorder = record if isinstance(record, Recorder) else Recorder(record, replay)
         self.recorder.attach(self)
         self.scheduler.woken = None if self.recorder.idle else self.recorder.woken
-        self.horizon: int | None = None                # instructions of all contexts at which a slice ends exactly
-        self.look_at: int | None = None                # .. and after which one is cut at the next poll point
-        self.pausing = False                           # (with a raised stop word) cut the slice where it is
-        self._cut: tuple[Context, int, int] | None = None      # a slice that was cut, its budget, what of it was done
         if extensions is None:
             from m3jit.vm.extensions import REGISTRY as extensions
         self.extensions = extensions
@@ -116,16 +114,7 @@ class VM(HostStreams, HostStates):
         self._models: dict[str, Any] = {}
         self._ids = itertools.count(MAIN)
         self.locks = LockTable()
-        self._lock, self._gate = threading.RLock(), Entered(self)
-        self._runner: int | None = None                # the thread that is in a run
-        self._wanting = 0                              # threads that want the lock while a run holds it
-        self._retired_before = 0                       # of contexts that ended
-        self._first_trap: Trap | None = None
-        self.error: BaseException | None = None        # what ended the run
-        self.batch: Any = None                         # the `Batch` it takes part in
-        self.joined_launches = 0                       # launches that also did the work of another context's
         self._closed = False
-        self.seconds = 0.0
         self.main = self.new_context()
         if self.image.instructions:
             self.main.index = self.image.index_of[self.image.entry_pc]
@@ -276,121 +265,6 @@ class VM(HostStreams, HostStates):
     def _wake(self) -> None:
         with self.signal:
             self.signal.notify()
-
-    def _loop(self, until: Callable[[], bool]) -> None:
-        while not until():
-            if self._cut is not None:
-                (ctx, budget, done), self._cut = self._cut, None
-                if ctx.status == READY and ctx.id in self.scheduler.contexts and not self.recorder.wakes_now:
-                    self._slice(ctx, budget, done)
-                    continue
-                self._after(ctx, done)
-            ctx, budget = self.scheduler.pick()        # type: ignore[assignment]
-            if ctx is None:
-                if not self.scheduler.waiting():
-                    return
-                self._wait()
-                continue
-            self._slice(ctx, budget)
-
-    def _slice(self, ctx: Context, budget: int, done: int = 0) -> None:
-        """Run one context until its slice is used up; the run pauses inside for threads that want the lock.
-
-        A slice that is cut, by the horizon or because somebody wants to look, is gone on with afterwards: where it ends
-        is a function of the program, and of when a wait for the outside ends.  done: instructions before it was cut."""
-        while True:
-            before = ctx.retired
-            left = budget - done
-            room = self._room()
-            if room <= 0:
-                if self.recorder.at_horizon(ctx):
-                    self._cut = (ctx, budget, done)
-                    return
-                break
-            reserve = len(self.image.instructions)     # a slice may pass its budget by less than one program length
-            if room <= reserve:
-                polls = self.interpreter.run_exactly(ctx, room, left)
-            else:
-                polls = self.interpreter.run(ctx, min(left, room - reserve, self._until_look()))
-            done += ctx.retired - before
-            if ctx.leave or ctx.trap is not None or ctx.status != READY or polls and done >= budget:
-                break
-            if self.stop_word.raised and (self._stopped(ctx) or self.pausing) or self._until_look() <= 0:
-                self.pausing, self._cut = False, (ctx, budget, done)
-                return
-        self.pausing = False
-        self._after(ctx, done)
-
-    def _until_look(self) -> int:
-        """Instructions until somebody wants to look, at the next poll point."""
-        return UNLIMITED if self.look_at is None else self.look_at - self.retired
-
-    def _room(self) -> int:
-        """Instructions until a limit, the horizon, or an event of a replay.  LimitError: none until the limit."""
-        horizons = [h for h in (self.max_steps, self.horizon, self.recorder.horizon) if h is not None]
-        if not horizons:
-            return UNLIMITED
-        retired = self.retired
-        if self.max_steps is not None and retired >= self.max_steps:
-            raise LimitError(f"{self.image.name}: {retired} instructions without an end (max_steps = {self.max_steps})")
-        return min(horizons) - retired
-
-    def _stopped(self, ctx: Context) -> bool:
-        """React to the stop word; True ends the slice."""
-        reason = self.stop_word.take()
-        if reason == TIMED_OUT:
-            raise LimitError(f"{self.image.name}: not finished after {self.timeout} s (timeout); {self._position(ctx)}")
-        if reason == STOPPED:
-            raise Interrupted(f"{self.image.name}: stopped; {self._position(ctx)}")
-        self._let_others_in()
-        return bool(self.scheduler.waiting())
-
-    def _position(self, ctx: Context) -> str:
-        trap = self.interpreter.trap(ctx, ctx.index, "")
-        where = f" ({trap.line[0]}:{trap.line[1]})" if trap.line else ""
-        return f"context {ctx.id} was at pc 0x{max(trap.pc, 0):04x}{where} after {ctx.retired} instructions"
-
-    def _let_others_in(self) -> None:
-        if self._wanting:
-            self._lock.release()
-            try:
-                deadline = time.monotonic() + 0.05
-                while self._wanting and time.monotonic() < deadline:
-                    time.sleep(0)
-            finally:
-                self._lock.acquire()
-
-    def _after(self, ctx: Context, retired: int) -> None:
-        self.scheduler.charge(ctx, retired)
-        if ctx.status == WAITING or ctx.trap is not None:
-            self.recorder.stumbled(ctx)
-        if ctx.trap is not None:
-            ctx.status = TRAPPED
-            self._first_trap = self._first_trap or ctx.trap
-        if ctx.status in (DONE, TRAPPED, KILLED):
-            self.scheduler.remove(ctx)
-            commit(self.locks.ending(ctx))
-            if ctx is not self.main:
-                self._retired_before += ctx.retired
-        if ctx is self.main and ctx.trap is not None:
-            raise ctx.trap
-
-    def _wait(self) -> None:
-        """Every live context waits: sleep until the host provides something, or report the deadlock."""
-        waiting = self.scheduler.waiting()
-        if not any(c.waiting_for.external for c in waiting):
-            raise Deadlock(f"{self.image.name}: no context can go on: {describe_waits(waiting)}")
-        if self.recorder.exhausted:
-            raise self.recorder.ended(describe_waits(waiting))
-        self._lock.release()
-        try:
-            with self.signal:
-                if not self.stop_word.raised and not any(c.waiting_for.ready() for c in waiting):
-                    self.signal.wait(patience(c.waiting_for for c in waiting))
-        finally:
-            self._lock.acquire()
-        if self.stop_word.raised:
-            self._stopped(waiting[0])
 
     def _entered(self) -> Entered:
         return self._gate
