@@ -16,8 +16,8 @@ def checkpoint_save(m, what: R1("snapshot", "state", "tensor", banks=(GPR, STATE
 
     PATH is a folder in the machine's files, made when it is not there.  Blocks it has are not written again.
     rd = bytes of blocks written.  What was saved is on the disk when the instruction is done: after a crash at any
-    moment the folder has it, or what was saved before.  Traps: no room; not permitted; a folder in use or of something else; a
-    value without a form on a disk."""
+    moment the folder has it, or what was saved before.  Traps: no room; not permitted; a folder in use or of something
+    else; a value without a form on a disk."""
     return m.save_checkpoint(what, m.text(path))
 
 

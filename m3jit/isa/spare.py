@@ -3,8 +3,8 @@
 Memory new to the process is given page by page by the operating system when it is first written, which costs more than
 filling it.  A generated token, and a copy of a page that a rollback makes necessary, then allocate nothing.
 
-What is kept has a limit.  Beyond it blocks of the size that was not taken for the longest time go, so that what a former
-model left does not stand in the way of the next one's.
+What is kept has a limit.  Beyond it blocks of the size that was not taken for the longest time go, so that what a
+former model left does not stand in the way of the next one's.
 """
 from __future__ import annotations
 

@@ -103,21 +103,7 @@ def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], voc
     w("IF_LESS more", "of the prompt to come")
     w("SLICE rX, rX, START=-1 LEN=1", "the last token's row")
     head()
-    w()
-    w("sample:")
-    history = ", rSeen" if penalty != 1.0 else ""
-    settings = "TEMP=rTemp TOP_K=rTopK TOP_P=rTopP MIN_P=rMinP" + (" PENALTY=rPenalty" if history else "")
-    w("COMPARE rGuided, 0")
-    w("IF_EQUAL free")
-    w("GRAMMAR rMask, rToken", "the tokens that may follow")
-    w(f"SAMPLE rToken, rLogits{history} MASK=rMask {settings}")
-    w("JUMP drawn")
-    w("free:")
-    w(f"SAMPLE rToken, rLogits{history} {settings}")
-    w("drawn:")
-    if history:
-        w("TENSOR rLast, rToken SHAPE=[1] I64")
-        w("CONCAT rSeen, rSeen, rLast", "the penalty looks at the last 64 of them")
+    _write_draw(w, penalty)
     for i in range(len(ends)):
         w(f"COMPARE rToken, EOS_{i}")
         w("IF_EQUAL stop")
@@ -139,6 +125,30 @@ def write_next_token(w: Line, head: Callable[[], None], ends: Sequence[int], voc
     w("IF_EQUAL prompt")
     w('STREAM rPos, SINK RAW NAME="MARKS"')
     w("JUMP prompt")
+    _write_endings(w, conversation)
+
+
+def _write_draw(w: Line, penalty: float) -> None:
+    """rLogits -> rToken, with the grammar where there is one, and the history where there is a penalty."""
+    w()
+    w("sample:")
+    history = ", rSeen" if penalty != 1.0 else ""
+    settings = "TEMP=rTemp TOP_K=rTopK TOP_P=rTopP MIN_P=rMinP" + (" PENALTY=rPenalty" if history else "")
+    w("COMPARE rGuided, 0")
+    w("IF_EQUAL free")
+    w("GRAMMAR rMask, rToken", "the tokens that may follow")
+    w(f"SAMPLE rToken, rLogits{history} MASK=rMask {settings}")
+    w("JUMP drawn")
+    w("free:")
+    w(f"SAMPLE rToken, rLogits{history} {settings}")
+    w("drawn:")
+    if history:
+        w("TENSOR rLast, rToken SHAPE=[1] I64")
+        w("CONCAT rSeen, rSeen, rLast", "the penalty looks at the last 64 of them")
+
+
+def _write_endings(w: Line, conversation: bool) -> None:
+    """Where a text ends, by its reason; a conversation goes on with the next turn."""
     for label, value in (("stop", STOP), ("length", LENGTH), ("full", CONTEXT), ("interrupted", INTERRUPTED)):
         w()
         w(f"{label}:")

@@ -219,8 +219,8 @@ class Service:
         """Wait for a text that was stopped.  ApiError 503: it did not end in time."""
         if not await run_in_threadpool(original.done.wait, self.limits.ending):
             raise ApiError(503, f"response {name!r} was stopped for the edit, but has not ended after "
-                                f"{self.limits.ending:g} s; send the same edit again in 5 s", "response_not_ended", "id",
-                           {"Retry-After": "5"})
+                                f"{self.limits.ending:g} s; send the same edit again in 5 s", "response_not_ended",
+                           "id", {"Retry-After": "5"})
 
     def _prepare(self, tokens: Callable[[], list[int]], settings: Settings) -> list[int]:
         """The prompt's token ids; whatever is wrong with the request is said before it waits."""
@@ -294,8 +294,8 @@ class Service:
                 async for part in request.stream():
                     size += len(part)
                     if size > self.limits.body:
-                        raise ApiError(413, f"the body has more than {self.limits.body} bytes, the most this server takes",
-                                       "body_too_large")
+                        raise ApiError(413, f"the body has more than {self.limits.body} bytes, the most this server "
+                                            "takes", "body_too_large")
                     parts.append(part)
         except TimeoutError:
             raise ApiError(408, f"the body was not here {self.limits.body_seconds:g} s after the request's beginning "
@@ -304,8 +304,8 @@ class Service:
         return b"".join(parts)
 
     def check_key(self, request: Request) -> None:
-        """ApiError 401 unless the request has one of the keys; /health needs none.  What is kept of texts is theirs alone
-        who have the same key: `request.state.owner` says which it was."""
+        """ApiError 401 unless the request has one of the keys; /health needs none.  What is kept of texts is theirs
+        alone who have the same key: `request.state.owner` says which it was."""
         request.state.owner = ""
         if not self.limits.keys or request.url.path == "/health":
             return

@@ -1,7 +1,7 @@
 """POST .../{id}/edit: go back to a place in a response, put a text there, and go on behind it.
 
-The place is a token, or a text of the response (`m3jit.api.places`, as `Session.rollback` has it).  Everything before it
-is kept, states included; a token that the place cuts is taken back, and what lies before the place of it is written
+The place is a token, or a text of the response (`m3jit.api.places`, as `Session.rollback` has it).  Everything before
+it is kept, states included; a token that the place cuts is taken back, and what lies before the place of it is written
 again, with the text.  The random stream goes back too: without a change the rest comes out as it was, and the rest of
 any edit is what `POST /v1/completions` gives for these token ids with the seed that the answer names.
 """

@@ -51,8 +51,8 @@ class TooMany(Exception):
     """A request for more texts than there are places, however long it waited."""
 
     def __init__(self, count: int, batch: int, queue: int):
-        super().__init__(f"{count} texts in one request, but this server has {batch + queue} places (--batch {batch} and "
-                         f"--queue {queue}); ask for {batch + queue} at most")
+        super().__init__(f"{count} texts in one request, but this server has {batch + queue} places (--batch {batch} "
+                         f"and --queue {queue}); ask for {batch + queue} at most")
 
 
 class Stopping(Exception):
@@ -76,10 +76,10 @@ class Fork:
 class Job:
     """A text to generate.  deliver(pieces, error, ended) is called from the engine's thread.
 
-    written: so many of the last ids are the beginning of the text itself; random: the random stream at its beginning and
-    behind each of these.  known: states behind the first of the ids, in place of the model's index.  remember: collect
-    the text's states in `Ticket.checkpoints`, from the text's beginning, behind those that are `remembered` already.
-    owner: states in the index serve texts of the same owner alone."""
+    written: so many of the last ids are the beginning of the text itself; random: the random stream at its beginning
+    and behind each of these.  known: states behind the first of the ids, in place of the model's index.  remember:
+    collect the text's states in `Ticket.checkpoints`, from the text's beginning, behind those that are `remembered`
+    already.  owner: states in the index serve texts of the same owner alone."""
     ids: Sequence[int]
     settings: Settings
     deliver: Deliver
@@ -96,8 +96,8 @@ class Ticket:
     """A text's place in the engine, and what has come of it.
 
     tokens, random: what was generated, and the random stream behind each token.  reused: tokens of the prompt that were
-    not computed.  done: set when it has ended.  stopped: it was ended for the sake of an edit.  relieved: memory was made
-    for it."""
+    not computed.  done: set when it has ended.  stopped: it was ended for the sake of an edit.  relieved: memory was
+    made for it."""
 
     def __init__(self, engine: "Engine", job: Job):
         self.engine, self.job = engine, job

@@ -22,8 +22,8 @@ TOKEN_BYTES = 80                    # of a token and the random stream behind it
 
 @dataclass(eq=False)
 class Given:
-    """What a request got.  texts: its choices; names: functions its calls may name; kind: "chat" or "completion"; owner:
-    who may edit it."""
+    """What a request got.  texts: its choices; names: functions its calls may name; kind: "chat" or "completion";
+    owner: who may edit it."""
     id: str
     kind: str
     owner: str = ""
@@ -113,8 +113,8 @@ class Kept:
         return freed
 
     def find(self, name: str, kind: str, owner: str = "") -> Given:
-        """The response of an id.  ApiError 410: it was released, and by which bound; 404: there is none of that kind, or
-        it is, or was, another's."""
+        """The response of an id.  ApiError 410: it was released, and by which bound; 404: there is none of that kind,
+        or it is, or was, another's."""
         with self._lock:
             found, (whose, bound) = self._all.get(name), self._released.get(name, ("", None))
         if found is not None and found.owner != owner:

@@ -41,7 +41,8 @@ class Metrics:
             "m3jit_cancelled_total": ("Texts ended because their client went away or the server stopped.", 0),
             "m3jit_rejected_total": ("Requests refused because the queue was full.", 0),
             "m3jit_edits_total": ("Responses that were edited.", 0),
-            "m3jit_restarted_total": ("Texts that began again where they were: a round of the batch failed, or memory was made.", 0)}
+            "m3jit_restarted_total": ("Texts that began again where they were: a round of the batch failed, or "
+                                      "memory was made.", 0)}
         self._read: dict[str, tuple[str, str, Callable[[], int]]] = {}
         self._histograms = {
             "m3jit_request_seconds": ("From a request's arrival to the end of its text.", Histogram(SECONDS)),

@@ -41,7 +41,8 @@ class AudioRing:
         type, or a closed ring."""
         a = np.asarray(samples)
         if a.dtype.kind not in "fi" or a.ndim not in (1, 2) or a.reshape(len(a), -1).shape[1:] != (self.channels,):
-            raise StreamError(f"audio ring {self.name}: takes samples [n, {self.channels}], got {a.dtype} {list(a.shape)}")
+            raise StreamError(f"audio ring {self.name}: takes samples [n, {self.channels}], got {a.dtype} "
+                              f"{list(a.shape)}")
         a = (a.astype(np.float32) / np.float32(32768.0) if a.dtype == np.int16 else a.astype(np.float32))
         a = a.reshape(len(a), self.channels)
         with self.signal:
