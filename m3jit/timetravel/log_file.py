@@ -9,7 +9,8 @@ event is its context, the instructions the context had completed since its event
 text follows) and a value.
 
 A recording that is killed leaves a file that ends early (`LogReader.torn`), which is readable up to its last whole
-record.  Records are written at least every `PERIOD` seconds.  Anything else that is wrong is a `LogError`.
+record.  Records are written at least every `PERIOD` seconds.  Anything else that is wrong is a `LogError`: all records
+are checked when the file is opened, before anything is done with them.
 """
 from __future__ import annotations
 
@@ -30,11 +31,13 @@ HEAD, EVENTS, END = 1, 2, 3
 KINDS = ("", "clock", "time", "sense", "interrupt", "output", "failed", "block", "wake", "digest", "wfi", "lock")
 CHUNK = 1 << 15                    # bytes of events that are written at once
 PERIOD = 0.05                      # seconds an event waits for others
+PIECE = 1 << 20                    # bytes that are checked at once
 _RECORD = struct.Struct("<BBHII")
 
 
-class LogError(UserError):
-    """A file that is no log, or a damaged one."""
+class LogError(Interrupted):
+    """A file that is no log, or a damaged one.  Where it is changed while it is replayed, the run ends: it is no trap."""
+    exit_code = 1
 
 
 class LogFailed(Interrupted):
@@ -68,17 +71,18 @@ class LogWriter:
     def append(self, event: Event) -> None:
         """Add an event."""
         with self._lock:
-            out = self._buffer
+            out = bytearray()                          # Ctrl-C may come anywhere: an event is added whole
             put_varint(out, event.context)
             put_int(out, event.retired - self._last.get(event.context, 0))
-            self._last[event.context] = event.retired
             kind = KINDS.index(event.what) if event.what in KINDS else 0
             out.append(kind)
             if not kind:
                 put_bytes(out, event.what.encode())
             put(out, event.value)
+            self._buffer += out
+            self._last[event.context] = event.retired
             now = time.monotonic()
-            if len(out) >= CHUNK or now - self._written >= PERIOD:
+            if len(self._buffer) >= CHUNK or now - self._written >= PERIOD:
                 self._flush(now)
         self._raise()
 
@@ -153,7 +157,8 @@ def _check(number: int, kind: int, length: int) -> int:
 class LogReader:
     """Reads a log: `head` at once, `events` as they are asked for; then `end` (None: it has none) and `torn`.
 
-    LogError: no log, a newer format, or damage, with the place."""
+    LogError: no log, a newer format, or damage, with the place; of every record before the first event is given, and
+    again when it is read, as the file may be changed meanwhile."""
 
     def __init__(self, path: str):
         self.path, self.torn, self.end = path, False, None            # type: ignore[var-annotated]
@@ -172,11 +177,10 @@ class LogReader:
         if version != FORMAT:
             raise LogError(f"{path}: is a log of format {version}; this version of m3jit reads format {FORMAT}. "
                            f"{'Update m3jit' if version > FORMAT else 'Record the run again'}")
+        self._check_records()
         found = self._next()
         if found is None:
             raise LogError(f"{path}: ends before it says what was run; the recording was killed as it began")
-        if found[0] != HEAD:
-            raise self._damaged("does not begin with what was run")
         self.head: dict[str, Any] = self._decoded(found[1], dict)
 
     def events(self) -> Iterator[Event]:
@@ -185,11 +189,7 @@ class LogReader:
             kind, payload = found
             if kind == END:
                 self.end = self._decoded(payload, dict)
-                if self._file.read(1):
-                    raise self._damaged("goes on behind its end")
                 return
-            if kind != EVENTS:
-                raise self._damaged(f"holds a record of kind {kind} among the events")
             reader = Reader(payload)
             while reader.left:
                 try:
@@ -223,10 +223,40 @@ class LogReader:
             raise self._damaged("holds something else there")
         return value
 
+    def _check_records(self) -> None:
+        """Read the whole file once, a piece at a time.  LogError: a record is damaged, or where none belongs."""
+        begin = self._file.tell()
+        while (found := self._header()) is not None:
+            kind, length, digest = found
+            hashed = xxhash.xxh32()
+            while length and (piece := self._read(min(length, PIECE))):
+                hashed.update(piece)
+                length -= len(piece)
+            if length:                                 # it shrank meanwhile
+                break
+            self._checked(kind, hashed.intdigest(), digest)
+            if kind == END:
+                break
+        self._file.seek(begin)
+        self._number, self.torn = 0, False
+
     def _next(self) -> tuple[int, bytes] | None:
         """Kind and payload of the next record; None where the file ends (`torn`: inside a record, or without an end)."""
+        found = self._header()
+        if found is None:
+            return None
+        kind, length, digest = found
+        payload = self._read(length)
+        if len(payload) < length:                      # it shrank meanwhile
+            self.torn = True
+            return None
+        self._checked(kind, xxhash.xxh32_intdigest(payload), digest)
+        return kind, payload
+
+    def _header(self) -> tuple[int, int, int] | None:
+        """Kind, length and hash of the next record; None where the file ends."""
         self.at = self._file.tell()
-        head = self._file.read(_RECORD.size)
+        head = self._read(_RECORD.size)
         if len(head) < _RECORD.size:
             self.torn = True
             return None
@@ -236,14 +266,25 @@ class LogReader:
         if length > self.size - self._file.tell():
             self.torn = True
             return None
-        payload = self._file.read(length)
-        if len(payload) < length:                      # it shrank meanwhile
-            self.torn = True
-            return None
-        if xxhash.xxh32_intdigest(payload) != digest:
+        return kind, length, digest
+
+    def _checked(self, kind: int, found: int, expected: int) -> None:
+        """A record has been read.  LogError: its payload is damaged, or it stands where another kind belongs."""
+        if found != expected:
             raise self._damaged("is damaged")
+        if (kind == HEAD) != (self._number == 0):
+            raise self._damaged("does not begin with what was run" if not self._number else "begins another log")
+        if kind not in (HEAD, EVENTS, END):
+            raise self._damaged(f"holds a record of kind {kind} among the events")
+        if kind == END and self._read(1):
+            raise self._damaged("goes on behind its end")
         self._number += 1
-        return kind, payload
+
+    def _read(self, count: int) -> bytes:
+        try:
+            return self._file.read(count)
+        except OSError as e:
+            raise LogError(f"{self.path}: cannot be read at byte {self.at}: {e.strerror or e}") from None
 
     def _damaged(self, what: str) -> LogError:
         return LogError(f"{self.path}: record {self._number} (byte {self.at}) {what}; the file was changed after it was "

@@ -89,6 +89,22 @@ def test_events_reach_the_disk_without_waiting_for_more(tmp_path, monkeypatch):
     writer.close({})
 
 
+def test_ctrl_c_in_the_middle_of_an_event_leaves_a_whole_log(tmp_path, monkeypatch):
+    writer = LogWriter(str(tmp_path / "log"), {"name": "x"})
+    writer.append(EXAMPLES[0])
+
+    def interrupted(out, value):
+        out.append(5)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patched:
+        patched.setattr(log_file, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.append(EXAMPLES[1])
+    writer.close({"status": "KeyboardInterrupt"})
+    reader = LogReader(str(tmp_path / "log"))
+    assert list(reader.events()) == EXAMPLES[:1] and reader.end == {"status": "KeyboardInterrupt"}
+
+
 def test_every_cut_is_readable_up_to_the_last_whole_record(tmp_path):
     data = written(tmp_path / "log").read_bytes()
     records = _records(data)

@@ -8,7 +8,9 @@ import pytest
 
 from m3jit.errors import Divergence, Trap, UserError
 from m3jit.frontend.assembler import assemble
-from m3jit.timetravel.log_file import LogReader
+from m3jit.timetravel import log_file
+from m3jit.timetravel.debugger import open_log
+from m3jit.timetravel.log_file import LogError, LogReader
 from m3jit.timetravel.record import Recording
 from m3jit.timetravel.replay import Replay
 from m3jit.vm.models import NO_MODELS
@@ -368,3 +370,59 @@ seen:
     for backend in ("interpreter", "cpu"):
         report, again = replay(tmp_path / "log", backend=backend)
         assert again == "".join(map(str, wrote)).encode() and report.instructions == vm.retired
+
+
+@pytest.fixture
+def long_log(tmp_path, monkeypatch):
+    """A log of many records, and the places where they begin."""
+    monkeypatch.setattr(log_file, "CHUNK", 1)          # a record an event
+    monkeypatch.setattr(log_file, "PIECE", 7)          # records are checked in several pieces
+    record(tmp_path / "log", CLOCKS, every=1000)
+    data = (tmp_path / "log").read_bytes()
+    places, at = [], 12
+    while at < len(data):
+        places.append(at)
+        at += 12 + int.from_bytes(data[at + 4:at + 8], "little")
+    assert len(places) > 40
+    return tmp_path / "log", places
+
+
+@pytest.mark.parametrize("behind", [1, 2, 20])
+def test_a_damaged_log_is_refused_before_anything_runs(long_log, behind):
+    path, places = long_log
+    number = len(places) - behind
+    data = bytearray(path.read_bytes())
+    data[places[number] + 12] ^= 4
+    path.write_bytes(data)
+    for opened in (Replay, open_log):
+        with pytest.raises(LogError, match=rf"log: record {number} \(byte {places[number]}\) is damaged"):
+            opened(str(path), NO_MODELS)
+    path.write_bytes(data[:places[number] + 15])       # cut there, it may have been killed
+    assert Replay(str(path), NO_MODELS).run().torn
+
+
+def test_a_log_that_is_changed_while_it_is_repeated_is_no_trap_of_the_program(long_log):
+    path, places = long_log
+    data = bytearray(path.read_bytes())
+    again = Replay(str(path), NO_MODELS)
+    data[places[30] + 12] ^= 4
+    path.write_bytes(data)
+    at = again.reader._file.tell()
+    again.reader._file = path.open("rb")               # without what was read ahead
+    again.reader._file.seek(at)
+    with pytest.raises(LogError, match=r"record 30 \(byte \d+\) is damaged; the file was changed") as found:
+        again.run()
+    assert found.value.exit_code == 1 and not isinstance(found.value, Trap)
+
+
+def test_a_log_that_cannot_be_read_is_no_trap_of_the_program(long_log, monkeypatch):
+    again = Replay(str(long_log[0]), NO_MODELS)
+
+    class Broken:
+        tell = again.reader._file.tell
+
+        def read(self, count: int) -> bytes:
+            raise OSError(5, "Input/output error")
+    monkeypatch.setattr(again.reader, "_file", Broken())
+    with pytest.raises(LogError, match=r"log: cannot be read at byte \d+: Input/output error"):
+        again.run()
