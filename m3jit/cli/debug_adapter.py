@@ -3,23 +3,31 @@
 Messages are JSON behind a `Content-Length` header.  A context is a thread, a call frame a stack frame.  The variables
 of a frame are its registers; `evaluate` takes the commands of the terminal (`print rX`, `diff @100`).
 
+Requests are answered one after another.  A thread reads them, so that `pause`, `disconnect`, `terminate` and the end of
+the input stop what goes on, and what was asked for before them and has not begun.
+
 https://microsoft.github.io/debug-adapter-protocol/specification
 """
 from __future__ import annotations
 
 import json
 import os
+import queue
+import threading
 from typing import Any, BinaryIO, Callable
 
 from m3jit.cli.debug_commands import Commands
-from m3jit.errors import Divergence, InternalError, M3Error, UserError
+from m3jit.errors import Divergence, InternalError, M3Error, UserError, brief
 from m3jit.timetravel import views
 from m3jit.timetravel.debugger import Debugger
+from m3jit.timetravel.engine import Paused
 from m3jit.vm.values import Handle
 
 LONGEST = 1 << 24                  # bytes of a message
 CAPABILITIES = {"supportsConfigurationDoneRequest": True, "supportsStepBack": True, "supportsDataBreakpoints": False,
                 "supportsEvaluateForHovers": False, "supportsFunctionBreakpoints": True}
+STOPS = ("pause", "disconnect", "terminate")           # requests that what goes on ends
+GOING = ("next", "stepIn", "stepOut", "stepBack", "continue", "reverseContinue")
 SCOPES = (("Registers", "R"), ("Vectors", "V"), ("States", "S"))
 
 
@@ -27,8 +35,12 @@ class Closed(Exception):
     """The editor has gone."""
 
 
+class BadMessage(UserError):
+    """A message that is no request; what follows it can be read."""
+
+
 def read_message(stream: BinaryIO) -> dict[str, Any]:
-    """The next message.  Closed: there is none; UserError: it is none."""
+    """The next message.  Closed: there is none; BadMessage: it is none; UserError: nor is its length."""
     length = -1
     while (line := stream.readline(1 << 12)) not in (b"\r\n", b"\n"):
         if not line:
@@ -43,11 +55,28 @@ def read_message(stream: BinaryIO) -> dict[str, Any]:
         raise Closed
     try:
         message = json.loads(data)
-    except ValueError as e:
-        raise UserError(f"a message is no JSON: {e}") from None
+    except (ValueError, RecursionError) as e:
+        raise BadMessage(f"a message is no JSON: {e}") from None
     if not isinstance(message, dict):
-        raise UserError("a message is no JSON object")
+        raise BadMessage("a message is no JSON object")
     return message
+
+
+def argument(arguments: dict[str, Any], name: str, kind: type, what: str) -> Any:
+    """An argument of a request.  UserError: it is missing or of another kind; `what` says what is expected."""
+    value = arguments.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise UserError(f"{name!r} is missing; {what} is expected" if value is None else
+                        f"{name!r} is {brief(repr(value))}; {what} is expected")
+    return value
+
+
+def _breaks(arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """The breakpoints of a request; none where it names none.  UserError: no list of objects."""
+    found = argument({"breakpoints": []} | arguments, "breakpoints", list, "a list of objects")
+    if not all(isinstance(b, dict) for b in found):
+        raise UserError("'breakpoints' holds something else than objects; a list of objects is expected")
+    return found
 
 
 class Adapter:
@@ -57,7 +86,7 @@ class Adapter:
         self.debugger, self.vm, self.source, self.sink = debugger, debugger.vm, source, sink
         self.commands = Commands(debugger)
         self.sequence = 0
-        self.done = False
+        self.done = self.launched = self.configured = False
         self._lines: dict[str, list[int]] = {}         # file -> numbers of its breakpoints
         self._functions: list[int] = []
         self._shown = 0                                # events whose outputs the editor has
@@ -76,16 +105,49 @@ class Adapter:
             "pause": lambda a: None, "evaluate": self._evaluate, "disconnect": self._disconnect,
             "terminate": self._disconnect}
         self._later: list[tuple[str, dict]] = []       # events behind the answer
+        self._requests: queue.SimpleQueue = queue.SimpleQueue()      # messages, at last what ended the reading
+        self._stops = 0                                # requests among them that stop what goes on
+        self._count = threading.Lock()
 
     def serve(self) -> None:
-        """Answer until the editor goes."""
+        """Answer until the editor goes.  UserError: it sent something that is no message."""
+        threading.Thread(target=self._read, name="m3jit editor", daemon=True).start()
         while not self.done:
-            try:
-                message = read_message(self.source)
-            except Closed:
+            message = self._requests.get()
+            if isinstance(message, Closed):
                 return
-            if message.get("type") == "request":
-                self._answer(message)
+            if isinstance(message, BadMessage):
+                self._refuse(message)
+                continue
+            if isinstance(message, BaseException):
+                raise message
+            if message.get("command") in STOPS:
+                with self._count:
+                    self._stops -= 1
+                    if not self._stops:
+                        self.debugger.engine.resume()
+            self._answer(message)
+
+    def _read(self) -> None:
+        """Read requests until there is none; what ends that also ends what goes on."""
+        while True:
+            try:
+                message: Any = read_message(self.source)
+            except Exception as e:                     # `serve` raises it
+                message = e
+            if isinstance(message, BadMessage):
+                self._requests.put(message)
+                continue
+            ends = isinstance(message, BaseException)
+            if not ends and message.get("type") != "request":
+                continue
+            if ends or message.get("command") in STOPS:
+                with self._count:
+                    self._stops += 1
+                    self.debugger.engine.pause()
+            self._requests.put(message)
+            if ends or message.get("command") in STOPS[1:]:
+                return
 
     def _answer(self, request: dict[str, Any]) -> None:
         command = str(request.get("command"))
@@ -94,7 +156,8 @@ class Adapter:
         try:
             handler = self._handlers.get(command)
             if handler is None:
-                raise UserError(f"the request {command!r} is not supported")
+                raise UserError(f"the request {brief(repr(command))} is not supported")
+            self._check_order(command)
             body = handler(arguments)
             if body is not None:
                 answer["body"] = body
@@ -109,6 +172,19 @@ class Adapter:
         for name, body in later:
             self._send({"type": "event", "event": name, "body": body})
 
+    def _check_order(self, command: str) -> None:
+        """Note how far the editor has begun.  UserError: it goes on before that."""
+        self.launched = self.launched or command in ("launch", "attach")
+        if command in ("configurationDone", *GOING) and not self.launched:
+            raise UserError(f"{command}: `launch` or `attach` comes first, then `configurationDone`")
+        self.configured = self.configured or command == "configurationDone"
+        if command in GOING and not self.configured:
+            raise UserError(f"{command}: `configurationDone` comes first")
+
+    def _refuse(self, error: BadMessage) -> None:
+        """Answer what is no request: nobody knows its number."""
+        self._send({"type": "response", "request_seq": 0, "command": "", "success": False, "message": str(error)})
+
     def _send(self, message: dict[str, Any]) -> None:
         self.sequence += 1
         data = json.dumps(message | {"seq": self.sequence}).encode()
@@ -118,7 +194,10 @@ class Adapter:
     # -- going ------------------------------------------------------------------------------------------------------
     def _moved(self, reason: str, action: Callable[[], Any] = lambda: None) -> None:
         engine = self.debugger.engine
-        action()
+        try:
+            action()
+        except Paused:
+            reason = "pause"
         before, self._shown = self._shown, max(self._shown, engine.history.at)
         for item in engine.history.outputs(before):    # once: an editor keeps what it has shown
             text = item.head.decode("utf-8", "replace") if item.form == "TEXT" else f"{item}\n"
@@ -133,18 +212,20 @@ class Adapter:
 
     # -- stops ------------------------------------------------------------------------------------------------------
     def _set_lines(self, arguments: dict) -> dict[str, Any]:
-        path = str(arguments["source"]["path"])
+        source = argument(arguments, "source", dict, "an object with the 'path' of a file")
+        path = argument(source, "path", str, "the path of a file")
+        wanted = [f"{os.path.basename(path)}:{argument(b, 'line', int, 'the number of a line')}" for b in _breaks(arguments)]
         for number in self._lines.pop(path, []):
             self.debugger.delete(number)
-        wanted = [f"{os.path.basename(path)}:{int(b['line'])}" for b in arguments.get("breakpoints", [])]
         self._lines[path] = numbers = []
         return {"breakpoints": [self._add(place, numbers) for place in wanted]}
 
     def _set_functions(self, arguments: dict) -> dict[str, Any]:
+        wanted = [argument(b, "name", str, "a label") for b in _breaks(arguments)]
         for number in self._functions:
             self.debugger.delete(number)
         self._functions = []
-        return {"breakpoints": [self._add(str(b["name"]), self._functions) for b in arguments.get("breakpoints", [])]}
+        return {"breakpoints": [self._add(place, self._functions) for place in wanted]}
 
     def _add(self, place: str, numbers: list[int]) -> dict[str, Any]:
         try:
@@ -161,7 +242,7 @@ class Adapter:
         return {"threads": [{"id": c.id, "name": f"context {c.id} ({c.status})"} for c in found]}
 
     def _stack(self, arguments: dict) -> dict[str, Any]:
-        ctx = self.debugger.find_context(int(arguments["threadId"]))
+        ctx = self.debugger.find_context(argument(arguments, "threadId", int, "the number of a context"))
         found, frame = [ctx.index], ctx.frames
         while frame is not None:
             found.append(frame.back)
@@ -180,14 +261,20 @@ class Adapter:
         return frame
 
     def _scopes(self, arguments: dict) -> dict[str, Any]:
-        frame = int(arguments["frameId"])
+        frame = argument(arguments, "frameId", int, "a frame of `stackTrace`")
         return {"scopes": [{"name": name, "variablesReference": 1 + (frame << 2 | n), "expensive": False}
                            for n, (name, _) in enumerate(SCOPES)]}
 
     def _variables(self, arguments: dict) -> dict[str, Any]:
-        reference = int(arguments["variablesReference"]) - 1
-        frame, scope = reference >> 2, SCOPES[reference & 3][1]
-        ctx, depth = self.debugger.find_context(frame >> 12), frame & 0xFFF
+        given = argument(arguments, "variablesReference", int, "one of `scopes`")
+        frame, number = divmod(given - 1, 4)
+        if given < 1 or number >= len(SCOPES):
+            raise UserError(f"'variablesReference' is {given}, which names no scope; `scopes` gives those there are")
+        scope, depth = SCOPES[number][1], frame & 0xFFF
+        ctx = self.debugger.find_context(frame >> 12)
+        if depth > ctx.depth:
+            raise UserError(f"'variablesReference' is {given}: context {ctx.id} has no call frame {depth} now; it has "
+                            f"{ctx.depth + 1}")
         held: Any = ctx
         for _ in range(depth if scope != "S" else 0):
             held = ctx.frames if held is ctx else held.parent
@@ -206,7 +293,10 @@ class Adapter:
             pass
         engine = self.debugger.engine
         before = engine.time
-        said = "\n".join(self.commands.run(expression)) if expression.strip() else ""
+        try:
+            said = "\n".join(self.commands.run(expression)) if expression.strip() else ""
+        except Paused:
+            said = "paused"
         if engine.time != before:
             self._moved("step")
         return {"result": said, "variablesReference": 0}

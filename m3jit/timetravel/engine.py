@@ -10,17 +10,22 @@ ones doubles, so going back costs at most a fixed part of the run.  Near where o
 from __future__ import annotations
 
 import bisect
+import threading
 from typing import Any, Callable
 
 from m3jit.errors import Divergence, InternalError, M3Error, UserError
 from m3jit.timetravel.history import History, Watcher
 from m3jit.timetravel.machine_state import MachineState
 from m3jit.vm.context import READY, Context
-from m3jit.vm.stopping import ATTENTION, interruptible
+from m3jit.vm.stopping import ATTENTION, INTERRUPT, interruptible
 
 KEPT = 64                          # checkpoints over the run
 FIRST_DISTANCE = 1000              # instructions between them, at first
 NEAR, NEAR_KEPT = 16, 256          # the same, just before where one is
+
+
+class Paused(Exception):
+    """Somebody asked for a pause (`Engine.pause`): what was going on ended where the machine stands now."""
 
 
 class Engine:
@@ -34,6 +39,7 @@ class Engine:
         self.ended: BaseException | str | None = None
         self.distance = FIRST_DISTANCE
         self._pause = False
+        self._asked = threading.Event()                # for a pause, from outside
         self._kept: list[tuple[int, int, MachineState]] = []         # (time, place in the history, state), ascending
         self._near: list[tuple[int, int, MachineState]] = []
         self._stop_pcs: frozenset[int] = frozenset()
@@ -74,6 +80,17 @@ class Engine:
             self._back_to(time)
         if self.time < time and self.ended is None:
             self._run(time)
+
+    def pause(self) -> None:
+        """End whatever goes on, and what is begun until `resume`, with `Paused`; from any thread."""
+        self._asked.set()
+        self.vm.pausing = True
+        self.vm.stop_word.set(INTERRUPT)               # in this order: a slice lowers the word, then looks at `pausing`
+        self.vm._wake()
+
+    def resume(self) -> None:
+        """Going on is allowed again."""
+        self._asked.clear()
 
     def run(self, end: int | None = None) -> bool:
         """Forward to the end of the run, or to a time; False."""
@@ -150,16 +167,19 @@ class Engine:
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _run(self, until: int | None) -> bool:
-        """Forward to a time (None: the end), or until something pauses the run: True then."""
+        """Forward to a time (None: the end), or until something pauses the run: True then.
+
+        `Paused`: somebody outside asked for that."""
         vm = self.vm
         self._pause = False
+        self._check_pause()
         while self.ended is None and (until is None or self.time < until):
             look = max((self._kept[-1][0] if self._kept else 0), self.time) + self.distance
             vm.horizon, vm.look_at = min(until, self.time + NEAR) if self._is_near(until) else until, look
             target = min(look, vm.horizon) if vm.horizon is not None else look
             try:
                 with vm._entered(), interruptible(vm.stop_word):
-                    vm._loop(lambda: self._pause or vm.retired >= target)
+                    vm._loop(lambda: self._pause or self._asked.is_set() or vm.retired >= target)
                     if vm.finished:
                         self._end("the program has ended")
             except (Divergence, InternalError):
@@ -171,11 +191,17 @@ class Engine:
                 raise
             finally:
                 vm.horizon = vm.look_at = None
+            if self.ended is None:
+                self._check_pause()
             if self._pause:
                 return True
             if self.ended is None:
                 self._keep_here(until)
         return False
+
+    def _check_pause(self) -> None:
+        if self._asked.is_set():
+            raise Paused
 
     def _end(self, why: BaseException | str) -> None:
         self.ended = why

@@ -3,18 +3,23 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import threading
+from typing import Any
 
 import pytest
 
 from m3jit.cli.debug_adapter import Adapter, Closed, read_message
 from m3jit.errors import UserError
-from tests.cli.command import EXAMPLES, process
+from tests.cli.command import EXAMPLES, FOREVER, process, start
 from tests.timetravel.test_debugger import make
 
+LONG = 120                          # seconds that nothing here takes, however loaded the machine is
 
-def packed(*requests: dict) -> bytes:
+
+def packed(*requests: dict, first: int = 1) -> bytes:
     out = b""
-    for n, request in enumerate(requests, 1):
+    for n, request in enumerate(requests, first):
         data = json.dumps({"seq": n, "type": "request"} | request).encode()
         out += b"Content-Length: %d\r\n\r\n" % len(data) + data
     return out
@@ -29,11 +34,63 @@ def unpacked(data: bytes) -> list[dict]:
             return out
 
 
-def session(*requests: dict) -> tuple[dict[str, list], list[dict]]:
+class Editor(io.BytesIO):
+    """Requests that are sent one at a time, each when the one before has been answered; a function among them is waited
+    for instead: the next request comes when it is true.  The end of the input comes behind the last answer, too."""
+
+    def __init__(self, *requests: Any, patient: bool = True):
+        super().__init__()
+        self.requests, self.sent, self.patient = iter(requests), 0, patient
+        self.sink, self.answered = io.BytesIO(), threading.Condition()
+        self.answers = 0
+
+    def readline(self, size: int = -1) -> bytes:
+        return super().readline(size) or (self._send() and super().readline(size)) or b""
+
+    def _send(self) -> bool:
+        request = next(self.requests, None)
+        if callable(request):
+            tries = int(LONG / 0.01)
+            while not request() and tries:
+                tries -= 1
+                threading.Event().wait(0.01)
+            request = next(self.requests, None)
+        elif self.patient or request is None:
+            with self.answered:
+                assert self.answered.wait_for(lambda: self.answers == self.sent, LONG), "there is no answer"
+        if request is None:
+            return False
+        self.sent += 1
+        at = self.tell()
+        self.write(packed(request, first=self.sent))
+        self.seek(at)
+        return True
+
+    def wrote(self, data: bytes) -> int:
+        with self.answered:
+            self.answers += b'"type": "response"' in data
+            self.answered.notify_all()
+            return self.sink.write(data)
+
+
+class Shown:
+    """Where an adapter writes for an editor."""
+
+    def __init__(self, editor: Editor):
+        self.write = editor.wrote
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def session(*requests: Any, debugger: Any = None) -> tuple[dict[str, list], list[dict]]:
     """(answers by command, events)."""
-    sink = io.BytesIO()
-    Adapter(make(), io.BytesIO(packed(*requests)), sink).serve()
-    found = unpacked(sink.getvalue())
+    editor = Editor(*requests)
+    Adapter(debugger or make(), editor, Shown(editor)).serve()
+    return sorted_out(unpacked(editor.sink.getvalue()))
+
+
+def sorted_out(found: list[dict]) -> tuple[dict[str, list], list[dict]]:
     answers: dict[str, list] = {}
     for m in found:
         if m["type"] == "response":
@@ -83,9 +140,99 @@ def test_bytes_that_are_no_message(data):
         read_message(io.BytesIO(b"Content-Length: 30\r\n\r\n{}"))
 
 
+# -- what goes on is stopped ----------------------------------------------------------------------------------------
+
+def endless(backend: str) -> Any:
+    return make(FOREVER, backend)
+
+
+def going(debugger: Any) -> Any:
+    """True when the machine has gone on since the first question."""
+    asked: list[int] = []
+
+    def gone() -> bool:
+        asked.append(debugger.vm.retired)
+        return asked[-1] > asked[0] + 50
+    return gone
+
+
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+def test_a_pause_ends_what_goes_on(backend):
+    """Going forward at full speed, and by a command; it can be gone on with."""
+    debugger = endless(backend)
+    answers, events = session(
+        {"command": "launch"}, {"command": "configurationDone"}, {"command": "continue"}, going(debugger), {"command": "pause"},
+        {"command": "stackTrace", "arguments": {"threadId": 1}}, {"command": "evaluate", "arguments": {"expression": "c"}},
+        going(debugger), {"command": "pause"}, {"command": "stepIn"}, {"command": "disconnect"}, debugger=debugger)
+    assert [e["body"]["reason"] for e in events if e["event"] == "stopped"] == ["entry", "pause", "step", "step"]
+    assert [a["success"] for a in answers["pause"]] == [True, True]
+    assert answers["evaluate"][0]["body"]["result"] == "paused" and answers["continue"][0]["success"]
+    assert len(answers["stackTrace"][0]["body"]["stackFrames"]) == 1 and answers["disconnect"][0]["success"]
+
+
+def test_a_pause_ends_a_run_with_watchpoints_and_one_that_waits_for_input():
+    debugger = endless("interpreter")
+    debugger.add_watch("r2")
+    _, events = session({"command": "continue"}, lambda: debugger.vm.retired > 100, {"command": "pause"},
+                        debugger=debugger)
+    assert [e["body"]["reason"] for e in events] == ["pause"]
+    debugger = make("SENSE r1, USER_INPUT\nHALT\n")
+    debugger.vm.wait_input = True
+    _, events = session({"command": "continue"}, lambda: debugger.vm.main.waiting_for is not None, {"command": "pause"},
+                        debugger=debugger)
+    assert [e["body"]["reason"] for e in events] == ["pause"]
+
+
+@pytest.mark.parametrize("last", ["disconnect", "terminate"])
+def test_an_editor_that_goes_ends_what_goes_on(last):
+    debugger = endless("cpu")
+    answers, _ = session({"command": "continue"}, lambda: debugger.vm.retired > 100, {"command": last}, debugger=debugger)
+    assert answers[last][0]["success"]
+    debugger = endless("cpu")                          # without a word
+    source = io.BytesIO(packed({"command": "continue"}))
+    sink = io.BytesIO()
+    Adapter(debugger, source, sink).serve()
+    assert [m["body"]["reason"] for m in unpacked(sink.getvalue()) if m["type"] == "event"] == ["pause"]
+
+
+def test_a_pause_while_nothing_goes_on_changes_nothing():
+    answers, events = session({"command": "pause"}, {"command": "stepIn"}, {"command": "pause"}, {"command": "continue"})
+    assert [e["body"]["reason"] for e in events if e["event"] == "stopped"] == ["step", "end"]
+    assert [a["success"] for a in answers["pause"]] == [True, True]
+
+
+def test_several_pauses_are_one():
+    """Going on is possible again behind the last of them."""
+    source = io.BytesIO(packed({"command": "pause"}, {"command": "pause"}, {"command": "stepIn"}, {"command": "disconnect"}))
+    sink = io.BytesIO()
+    debugger = make()
+    Adapter(debugger, source, sink).serve()
+    answers, _ = sorted_out(unpacked(sink.getvalue()))
+    assert len(answers["pause"]) == 2 and answers["disconnect"] and debugger.engine.time in (0, 1)
+
+
 def test_over_standard_input_and_output():
-    found = process("debug", EXAMPLES / "rollback.m3asm", "--dap", stdin=packed(
-        {"command": "initialize"}, {"command": "launch"}, {"command": "continue"}, {"command": "disconnect"}))
-    messages = unpacked(found.out.encode())
-    assert found.code == 0 and [m.get("event") for m in messages if m["type"] == "event"] == ["initialized", "output", "output",
-                                                                                             "output", "stopped"]
+    running = start("debug", EXAMPLES / "rollback.m3asm", "--dap", stdin=subprocess.PIPE)
+    try:
+        found: list[dict] = []
+        for n, name in enumerate(("initialize", "launch", "continue", "disconnect"), 1):
+            running.stdin.write(packed({"command": name}, first=n))
+            running.stdin.flush()
+            while not found or found[-1].get("request_seq") != n:
+                found.append(read_message(running.stdout))
+        found += unpacked(running.stdout.read())
+        assert running.wait(LONG) == 0
+    finally:
+        running.kill()
+        running.communicate()
+    assert [m["event"] for m in found if m["type"] == "event"] == ["initialized", "output", "output", "output", "stopped"]
+
+
+def test_an_endless_program_ends_with_its_editor(tmp_path):
+    (tmp_path / "forever.m3asm").write_text(FOREVER)
+    found = process("debug", tmp_path / "forever.m3asm", "--dap", stdin=packed(
+        {"command": "initialize"}, {"command": "launch"}, {"command": "continue"}, {"command": "pause"},
+        {"command": "disconnect"}), timeout=LONG)
+    answers, events = sorted_out(unpacked(found.out.encode()))
+    assert found.code == 0 and all(answers[name] for name in ("continue", "pause", "disconnect"))
+    assert events[-1]["body"]["reason"] == "pause"
