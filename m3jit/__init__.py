@@ -11,6 +11,7 @@ Names load their part of the package on first use: importing m3jit itself loads 
 """
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -63,6 +64,24 @@ __all__ = ["AssemblyError", "Batch", "Builder", "BuilderError", "Checkpoints", "
            "LinkError", "M3Error", "Program", "Session", "SinkClosed", "Store", "StoreError", "StreamError", "Tensor",
            "Trap", "UnsupportedError", "UserError", "VM", "__version__", "assemble", "assemble_file", "compile",
            "disassemble", "extension", "link", "load", "load_embedder", "load_model", "verify"]
+
+
+class _Checkout:
+    """Finds `m3jit.kernels` in a checkout, where it is the folder `kernels` beside this package; installing puts it inside.
+    So Python that runs in a checkout, whose `m3jit` comes before an installed one, has all of it."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "m3jit.kernels":
+            return None
+        from importlib.util import spec_from_file_location
+        from os.path import abspath, dirname, isfile, join
+        folder = join(dirname(dirname(abspath(__file__))), "kernels")
+        first = join(folder, "__init__.py")
+        return spec_from_file_location(name, first, submodule_search_locations=[folder]) if isfile(first) else None
+
+
+sys.meta_path.append(_Checkout)     # the last: an installed package, also an editable one, is found before
 
 
 def __getattr__(name: str) -> Any:

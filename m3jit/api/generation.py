@@ -37,7 +37,7 @@ LARGEST = 2 ** 31 - 1
 PENALISED = 2.0                     # any penalty but 1: the program keeps the tokens so far; the penalty is in a register
 # Options of a program that do not change its states; chunks do not by the contract of determinism.
 UNSEEN_BY_STATES = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "chunk", "hosted",
-                    "conversation", "scoring"}
+                    "conversation", "scoring", "checkpoint_every"}
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,12 @@ from m3jit.errors import UserError
 @sampling_options
 @click.option("--seed", type=Whole(-2 ** 63, 2 ** 64 - 1), metavar="N",
               help="Seed written into the program [none: the machine's].")
+@click.option("--checkpoint-every", type=Whole(1, 2 ** 31 - 1), metavar="N",
+              help="The program puts a version on the disk of its machine (m3jit run --store) every N tokens [never].")
 @click.option("--reference", metavar="TEXT",
               help="How the program names its weights: a file, a model's name [MODEL; files by their full path].")
-def compile_model(model: str, output: str, sampling: dict[str, Any], seed: int | None, reference: str | None) -> int:
+def compile_model(model: str, output: str, sampling: dict[str, Any], seed: int | None, reference: str | None,
+                  checkpoint_every: int | None) -> int:
     """Compile MODEL (.gguf, a folder, a model's name, or "default") to bytecode that senses a prompt and streams text.
 
     The weights stay in the model file; the program names it.
@@ -37,7 +40,7 @@ def compile_model(model: str, output: str, sampling: dict[str, Any], seed: int |
     models = Models()
     loaded = models.load(what.reference)
     seed = None if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63
-    options = model_options(sampling, seed=seed)
+    options = model_options(sampling, seed=seed, checkpoint_every=checkpoint_every or 0)
     if output.lower().endswith(".m3b"):
         write_file(output, models.program(loaded, named, options).to_bytes())
     else:

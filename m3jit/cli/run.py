@@ -38,6 +38,8 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
 @click.option("--files", metavar="FOLDER", default=".", help="Folder the program may read and write [.].")
 @click.option("--store", metavar="FOLDER", help="Keep versions there that FORK PERSIST commits; a run that was stopped or "
               "killed goes on at the last one when it is started again.")
+@click.option("--checkpoint-every", type=Whole(1, 2 ** 31 - 1), metavar="N",
+              help="With --store, of a model: commit a version every N tokens, for runs that are killed [never].")
 @click.option("--search", "-I", multiple=True, metavar="FOLDER", help="Look here too for FILE= and .import.")
 @click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True,
@@ -65,6 +67,9 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     from m3jit.cli import what as whats
     from m3jit.cli.machine import limit_memory
     options.setdefault("recording", None)              # of `m3jit record` and `m3jit debug`: what runs the machine
+    options.setdefault("checkpoint_every", None)
+    if options["checkpoint_every"] is not None and options["store"] is None:
+        raise UsageError("--checkpoint-every: versions go to a store; give --store FOLDER too")
     limit = options["memory_limit"]
     limit_memory(limit)
     check_files(options["files"])
@@ -80,6 +85,7 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     else:
         refuse_for_programs(sampling, found.reference, {
             "--chat": options["chat"], "--system": bool(options["system"]), "--context": options["context"] is not None,
+            "--checkpoint-every": options["checkpoint_every"] is not None,
             **dict.fromkeys(given(options), True)})
         bound = tuple(b.partition("=")[0].strip() for b in options["bindings"])
         program = whats.open_program(found, options["search"], bound)
@@ -106,7 +112,7 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
     from m3jit.cli.sampling import model_options
     model = models.load(found.reference)
     models.models.compiler(model)                      # an architecture that is not there, before its tokeniser is
-    compiled = model_options(sampling, context=options["context"])
+    compiled = model_options(sampling, context=options["context"], checkpoint_every=options["checkpoint_every"] or 0)
     if not model.generates:
         if sys.stdout.isatty():
             raise UserError(f"{found.reference}: gives vectors, not text; `m3jit embed {found.reference} TEXT` prints them "

@@ -37,6 +37,7 @@ class Options:
     adapters: tuple[Adapter, ...] = ()
     hosted: bool = False            # settings in registers, token ids out (m3jit.models.hosted)
     conversation: bool = False      # hosted: wait for the next prompt instead of ending
+    checkpoint_every: int = 0       # tokens between two versions that the program puts on a disk; 0: none.  Not hosted
     scoring: bool = False           # log-probabilities of the prompt's tokens, nothing generated (m3jit.models.scoring)
 
 
@@ -247,6 +248,8 @@ def _prompt(w: Writer) -> None:
         w("MOV rSeen, rPrompt", "tokens so far")
     w("LOADI rPos, 0", "position of the next token")
     w("LOADI rMade, 0", "tokens generated")
+    if o.checkpoint_every:
+        w("LOADI rUntil, 1", "tokens until a version is put on the disk; the first is behind the prompt")
     hosted.write_chunk(w, "CONTEXT", "done")
 
 
@@ -278,6 +281,12 @@ def _next_token(model: Architecture, w: Writer, ends: int) -> None:
     w("IF_GREATER_EQUAL done")
     w("MOV rIds, rToken")
     w("LOADI rLen, 1")
+    if o.checkpoint_every:
+        w("SUB rUntil, rUntil, 1")
+        w("COMPARE rUntil, 0")
+        w("IF_GREATER forward")
+        w(f"LOADI rUntil, {o.checkpoint_every}")
+        w("FORK rKept, PERSIST", "a run that is killed goes on here")
     w("JUMP forward")
     w()
     w("full:")

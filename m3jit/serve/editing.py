@@ -20,6 +20,8 @@ from m3jit.serve.errors import ApiError
 from m3jit.serve.requests import MOST_CHOICES, Fields, wrong
 
 MANY = 2 ** 31 - 1
+FIELDS = ("position", "text", "model", "choice", "stream", "stream_options", "n", "seed", "max_tokens",
+          "max_completion_tokens")
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,16 @@ def edit_request(fields: Fields) -> EditRequest:
     position = fields.take("position")
     expected = 'an object with "token", "text" or "after" is expected'
     if not isinstance(position, dict):
+        if position is None:                           # a name that is misspelt is said first
+            for name in FIELDS:
+                fields.values.pop(name, None)
+            fields.finish(FIELDS)
         raise wrong("position", expected.removesuffix(" is expected"), position)
     inner = Fields(position)
     token = inner.whole("token", 0, MANY, None)
     before, after = (inner.text(n) if position.get(n) is not None else inner.take(n) for n in ("text", "after"))
     which = inner.whole("which", -MANY, MANY, None)
-    inner.finish()
+    inner.finish(("token", "text", "after", "which"))
     if [token, before, after].count(None) != 2 or (which is not None and token is not None):
         raise ApiError(400, f"position: {expected}, one of them, and \"which\" only with a text", "invalid_value",
                        "position")
@@ -66,7 +72,7 @@ def edit_request(fields: Fields) -> EditRequest:
                         fields.whole("choice", 0, MOST_CHOICES - 1, 0) or 0, text, fields.flag("stream"),
                         bool(options.get("include_usage")), fields.whole("n", 1, MOST_CHOICES, 1) or 1, token, before,
                         after, which, fields.whole("seed", -2 ** 63, 2 ** 64 - 1, None), limit)
-    fields.finish()
+    fields.finish(FIELDS)
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any, Mapping, Sequence
 from m3jit.api.generation import Settings
 from m3jit.api.stop_strings import check_stops
 from m3jit.errors import UserError, brief
+from m3jit.frontend.errors import suggest
 from m3jit.models import grammar as grammars
 from m3jit.models import hosted
 from m3jit.models.grammar import Grammar
@@ -91,8 +92,8 @@ class Fields:
             raise wrong(name, f"a whole number from {low} to {high}", value)
         return value
 
-    def finish(self) -> None:
-        """ApiError 400 for fields that are unknown, or known and not supported."""
+    def finish(self, known: Sequence[str] = ()) -> None:
+        """ApiError 400 for fields that are unknown, or known and not supported.  known: names that may have been meant."""
         for name, value in self.values.items():
             if name in LABELS or value is None:
                 continue
@@ -100,7 +101,8 @@ class Fields:
                 if value == NEUTRAL[name]:
                     continue
                 raise ApiError(400, f"{name}: is not supported; leave it out", "unsupported_parameter", name)
-            raise ApiError(400, f"{name}: no such field", "unknown_parameter", name)
+            hint = suggest(name, known)
+            raise ApiError(400, f"{brief(name)}: no such field{'; ' * bool(hint)}{hint}", "unknown_parameter", name)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,15 @@ def test_import_loads_no_code_generator():
     "m3jit.VM(m3jit.assemble('HALT')).run()", "m3jit.disassemble(m3jit.assemble('NOP'))", "m3jit.extension"])
 def test_what_needs_no_code_generator_loads_none(use):
     assert fresh(f"import m3jit, sys\n{use}\nprint([m for m in {HEAVY!r} if m in sys.modules])").strip() == "[]"
+
+
+def test_a_checkout_is_whole_without_being_installed():
+    """Python that runs in a checkout finds its `m3jit` before an installed one, and the kernels with it."""
+    root = str(Path(m3jit.__file__).parents[1])
+    code = ("import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
+            f"sys.path.insert(0, {root!r})\nimport m3jit.kernels\nprint(m3jit.kernels.__path__)\n"
+            "f = m3jit.compile('ADD rY, rX, rX\\nHALT', inputs=['rX'], outputs=['rY'])\nprint(f(2))")
+    assert fresh(code).splitlines() == [str([str(Path(root) / "kernels")]), "4"]
 
 
 def test_every_public_name_exists():

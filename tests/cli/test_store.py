@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 import m3jit
 from m3jit.cli.store import kept, opened
 from m3jit.durable import Store, StoreError
-from tests.cli.command import call, start
+from tests.cli.command import EXAMPLES, call, start
 
 COUNT = """
     LOADI rN, 0
@@ -138,6 +140,21 @@ def test_a_model_goes_on_in_the_middle_of_its_text(capfd, tmp_path):
     assert first.code == 4 and straight.out.startswith(first.out) and len(first.out) < len(straight.out)
     second = call(capfd, *command, "--store", tmp_path / "s")
     assert first.out + second.out == straight.out
+
+
+def test_a_model_that_is_killed_goes_on_at_its_last_checkpoint(capfd, tmp_path):
+    command = ("run", "--prompt", "She had", "--max-tokens", "14", "--seed", "3", "--threads", "1")
+    stored = (*command, "--store", str(tmp_path / "s"), "--checkpoint-every", "4")
+    dying = ("import os, signal, sys\nfrom m3jit.cli import main\nfrom m3jit.durable.store import Store\n"
+             "put, made = Store.put, []\ndef counted(*given):\n    made.append(put(*given))\n"
+             "    if len(made) == 3:\n        os.kill(os.getpid(), signal.SIGKILL)\n    return made[-1]\n"
+             "Store.put = counted\nmain(sys.argv[1:])")
+    first = subprocess.run([sys.executable, "-c", dying, *stored], capture_output=True, text=True, timeout=300)
+    straight, second = call(capfd, *command), call(capfd, *stored)
+    assert first.returncode == -signal.SIGKILL and "going on from version 3" in second.err
+    assert first.stdout and second.out and first.stdout + second.out == straight.out
+    assert call(capfd, *command, "--checkpoint-every", "4").code == 2
+    assert call(capfd, "run", EXAMPLES / "hello.m3asm", "--store", tmp_path / "t", "--checkpoint-every", "4").code == 2
 
 
 def test_the_log_of_a_run_that_ended_stays(capfd, tmp_path):

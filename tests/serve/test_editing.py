@@ -127,6 +127,9 @@ def test_alternatives_of_an_edit_and_their_choice(plain):
     other = edit(plain, found, position={"token": 4}, choice=1, text=" and", seed=new["seeds"][1])
     assert other["choices"][0]["text"] == new["choices"][1]["text"]
     assert refused(plain, found["id"], position={"token": 0}, choice=3)[:2] == (400, "invalid_value")
+    status, code, words = refused(plain, found["id"], postion={"token": 0}, text="x")
+    assert (status, code) == (400, "unknown_parameter") and words == "postion: no such field; did you mean position?"
+    assert "teken: no such field; did you mean token?" in refused(plain, found["id"], position={"teken": 0})[2]
 
 
 def test_chats_are_edited_as_a_stream(plain):
