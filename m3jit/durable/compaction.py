@@ -98,6 +98,7 @@ def _write(log: Log, blocks: Blocks, store: "Store", kept: "dict[str, list[Versi
     for versions in kept.values():
         for v in versions:
             log.append(pack(["commit", *v.fields(), b""]), sync=False)
+    log.append(pack(["compacted"]), sync=False)
     log.sync()
     return appended
 

@@ -27,7 +27,8 @@ from m3jit.errors import brief
 LOG, NEW_LOG, LOCK = "log", "log.new", "lock"
 MAX_NAME = 200                     # bytes of a version's name
 MAX_ROOT = 256 << 20               # bytes of a version without its blocks
-TIDY_BYTES = 256 << 20             # written since the last compaction, and as much again as that left: compact
+TIDY_BYTES = 256 << 20             # blocks written since the last compaction, and as much again as that left: compact
+TIDY_LOG = 16 << 20                # the same for the log
 
 
 @dataclass(frozen=True)
@@ -69,21 +70,27 @@ class Store:
         self._mutex = threading.RLock()
         self._failed = ""                              # why nothing can be written any more
         self._closed = False
-        self._tidy = 0                                 # bytes of blocks after the last compaction
+        self.keep: int | None = 1
+        self._tidy = (0, 0)                            # bytes of blocks and of the log after the last compaction
 
     @classmethod
-    def open(cls, path: str | Path, write: bool = True, files: Files | None = None, repair: bool = False) -> "Store":
+    def open(cls, path: str | Path, write: bool = True, files: Files | None = None, repair: bool = False,
+             keep: int | None = 1) -> "Store":
         """The store in a folder.  write: make it if it is not there, and hold it for writing; otherwise it is only
-        read.  repair: keep what lies before damage of the log (`damage` says what was cut off).
+        read.  repair: keep what lies before damage of the log (`damage` says what was cut off).  keep: versions of a
+        name that stay when the store compacts itself, which it does when its blocks or its log have grown to twice
+        what the last compaction left and TIDY_BYTES or TIDY_LOG more (None: all stay; until then all do in any case).
 
         StoreInUse, DamagedStore, StoreError (no such folder, another kind of folder, a newer format, no permission)."""
         path, files = Path(path), files or Files()
+        _check_keep(path, keep)
         with _said(path, "open"):
             if write:
                 files.make_folder(path)
             _check_folder(path, files.names(path), write)
             lock = _locked(files, path, write)
             store = cls(path, files, write, lock)
+            store.keep = keep
             try:
                 store._load(repair)
             except BaseException:
@@ -97,7 +104,6 @@ class Store:
             self._begin()
         if self.log is None:
             self.log, self.damage = Log.open(self.files, self.path / LOG, self.write, self._replayed, repair)
-        self._tidy = self._bytes()
         if repair and self.write:
             self.versions = {n: [v for v in vs if not self._wrong(v, set())] for n, vs in self.versions.items()}
             self.compact(keep=None)                    # what is damaged goes with the old log
@@ -154,6 +160,8 @@ class Store:
                         isinstance(data, bytes)):
                     raise ValueError("it adds to no log")
                 self._note_append(name, offset, at, len(data))
+            elif what == "compacted":
+                self._tidy = (self._bytes(), offset)
             else:
                 raise ValueError(f"it is a {brief(repr(what))}")
         except (TreeError, ValueError, TypeError, IndexError) as e:
@@ -213,10 +221,16 @@ class Store:
                 writer.committed()
                 self.versions.setdefault(name, []).append(version)
                 self.log.unsure = False
-            if self._bytes() > 2 * self._tidy + TIDY_BYTES:
-                with contextlib.suppress(StoreError):  # the commit stands, whatever becomes of this
-                    self.compact()
+            self._tidied()
             return version
+
+    def _tidied(self) -> None:
+        """Compact a store that has grown.  What was committed stands, whatever becomes of this."""
+        blocks, log = self._tidy
+        if self._bytes() > 2 * blocks + TIDY_BYTES or self.log.end > 2 * log + TIDY_LOG:
+            self._tidy = (self._bytes(), self.log.end)           # one that fails is not tried again at once
+            with contextlib.suppress(StoreError):
+                self.compact(self.keep)
 
     def append(self, name: str, at: int, data: bytes) -> int:
         """Add bytes to the log of a name, behind its first `at` bytes (what was behind those goes); its length then.
@@ -232,6 +246,7 @@ class Store:
                 self.log.append(pack(["append", name, at, data]))
                 self._note_append(name, where, at, len(data))
                 self.log.unsure = False
+            self._tidied()
             return at + len(data)
 
     def _note_append(self, name: str, where: int, at: int, count: int) -> None:
@@ -293,14 +308,15 @@ class Store:
         what a crash left.  The bytes that were freed."""
         with self._mutex:
             self._may_write()
-            before = self._bytes()
-            kept = {n: v[-keep:] if keep else list(v) for n, v in self.versions.items() if v}
+            _check_keep(self.path, keep)
+            before = self._bytes() + self.log.end
+            kept = {n: list(v) if keep is None else v[-keep:] for n, v in self.versions.items() if v}
             with self._writing("compact"):
                 log, self.blocks, self.appended = compaction.compact(self, kept)
                 self.versions, self.log = kept, log    # the old log stays unsure: the new one comes last
                 log.unsure = False
-            self._tidy = self._bytes()
-            return before - self._tidy
+            self._tidy = (self._bytes(), self.log.end)
+            return max(0, before - sum(self._tidy))
 
     def verify(self) -> list[str]:
         """Read every version completely; what is wrong, one line a version (empty: all are whole)."""
@@ -394,6 +410,11 @@ class Store:
 def _start(piece: tuple[int, int, int]) -> int:
     """Where a piece of a log begins."""
     return piece[1]
+
+
+def _check_keep(path: Path, keep: int | None) -> None:
+    if keep is not None and keep < 1:
+        raise StoreError(f"{path}: keep = {keep}: at least one version of a name stays; None keeps all")
 
 
 def _check_folder(path: Path, names: list[str], write: bool) -> None:

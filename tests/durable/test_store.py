@@ -184,6 +184,72 @@ def test_others_use_a_store_while_its_log_is_read(tmp_path):
         next(reading)
 
 
+def size_of(path: Path) -> int:
+    return sum(f.stat().st_size for f in path.iterdir())
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_store_whose_log_grows_tidies_itself(tmp_path, monkeypatch, reopened):
+    """Commits of what is there already, and appends, write records alone."""
+    from m3jit.durable import store as stores
+    monkeypatch.setattr(stores, "TIDY_LOG", 20_000)
+    store = Store.open(tmp_path / "s")
+    for i in range(100):
+        put(store, "a", b"the same")
+        store.append("log", i, b"x")
+        if reopened:
+            store.close()
+            store = Store.open(tmp_path / "s")
+        assert size_of(tmp_path / "s") < 2 * log_file.FIRST + 20_000 + 10_000
+    assert store.latest("a").number == 100 and len(store.versions["a"]) < 30
+    assert b"".join(store.log_of("log")) == b"x" * 100 and store.verify() == []
+    store.close()
+
+
+def test_how_many_versions_stay(tmp_path, monkeypatch):
+    from m3jit.durable import store as stores
+    monkeypatch.setattr(stores, "TIDY_LOG", 0)
+    for keep in (1, 3, None):
+        with Store.open(tmp_path / str(keep), keep=keep) as store:
+            compacted = [len(store.versions["a"]) for _ in range(40) if put(store, "a", b"x")]
+            numbers = [v.number for v in store.versions["a"]]
+            assert numbers[-1] == 40 and numbers == list(range(41 - len(numbers), 41))
+            assert min(compacted[5:]) >= (keep or 6) and (len(numbers) == 40) == (keep is None)
+            left = [(keep or 40) if n == 40 else 0 for n in numbers[-1:]]
+            store.compact(keep)
+            assert [len(store.versions["a"])] == left
+    for wrong in (0, -1):
+        with pytest.raises(StoreError, match="keep = .*: at least one version of a name stays; None keeps all"):
+            Store.open(tmp_path / "1", keep=wrong)
+        with Store.open(tmp_path / "1") as store, pytest.raises(StoreError, match="at least one version"):
+            store.compact(wrong)
+
+
+def test_a_compaction_that_fails_is_not_tried_with_every_commit(tmp_path, monkeypatch):
+    from m3jit.durable import compaction
+    from m3jit.durable import store as stores
+    monkeypatch.setattr(stores, "TIDY_LOG", 5_000)
+    tried = []
+
+    def fails(*_: Any) -> Any:
+        tried.append(1)
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(compaction, "compact", fails)
+    with Store.open(tmp_path / "s") as store:
+        for i in range(150):
+            assert put(store, "a", b"x").number == i + 1
+    assert 2 <= len(tried) < 6
+
+
+def test_a_record_of_a_removal_as_it_was_written_first(tmp_path):
+    with Store.open(tmp_path / "s") as store:
+        put(store, "a", b"x")
+        store.append("a", 0, b"said")
+        store.log.append(pack(["remove", "a"]))
+    with Store.open(tmp_path / "s") as store:
+        assert store.names() == [] and store.ended == {"a": 4}
+
+
 # -- who may open it --------------------------------------------------------------------------------------------------
 def test_one_writer_at_a_time(tmp_path):
     path = filled(tmp_path / "s")
