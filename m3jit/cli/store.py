@@ -11,7 +11,7 @@ import click
 
 from m3jit.cli.options import UsageError
 from m3jit.cli.terminal import note, table
-from m3jit.errors import Interrupted, LimitError
+from m3jit.errors import Interrupted, LimitError, UserError
 
 
 @click.command()
@@ -33,6 +33,9 @@ def store(folder: str, verify: bool, repair: bool, compact: bool, keep: int | No
         raise UsageError("--keep goes with --compact")
     with Store.open(folder, write=repair or compact or remove is not None, repair=repair) as found:
         if log is not None:
+            if log not in found.appended:
+                have = ", ".join(map(repr, sorted(found.appended)[:10])) or "none"
+                raise UserError(f"{folder}: no program has appended to a log {log!r}; logs in it: {have}")
             output = click.get_binary_stream("stdout")
             for piece in found.log_of(log):
                 output.write(piece)

@@ -127,6 +127,8 @@ def test_what_is_refused(capfd, count, tmp_path):
     assert "no such file or folder" in call(capfd, "store", tmp_path / "none").err
     assert not (tmp_path / "none").exists()
     assert call(capfd, "store", folder, "--log", "run", "--verify").code == 2
+    none = call(capfd, "store", folder, "--log", "nope")
+    assert none.code == 1 and "no program has appended to a log 'nope'; logs in it: " in none.err
     assert call(capfd, "record", program, "--store", folder, "-o", tmp_path / "log").code == 2
     assert call(capfd, "run", "default", "--prompt", "x", "--stop", "y", "--store", folder).code == 2
 
