@@ -16,6 +16,8 @@ from tests.timetravel.test_debugger import make
 
 LONG = 120                          # seconds that nothing here takes, however loaded the machine is
 
+BEGUN = ({"command": "launch"}, {"command": "configurationDone"})
+
 
 def packed(*requests: dict, first: int = 1) -> bytes:
     out = b""
@@ -127,7 +129,7 @@ def test_an_editor_goes_forward_and_back():
 
 
 def test_the_end_and_a_trap_are_said():
-    _, events = session({"command": "continue"})
+    _, events = session(*BEGUN, {"command": "continue"})
     assert events[-1]["body"]["reason"] == "end" and events[-1]["body"]["text"] == "the program has ended"
 
 
@@ -138,6 +140,10 @@ def test_bytes_that_are_no_message(data):
         read_message(io.BytesIO(data))
     with pytest.raises(Closed):
         read_message(io.BytesIO(b"Content-Length: 30\r\n\r\n{}"))
+
+
+def reasons(events: list[dict]) -> list[str]:
+    return [e["body"]["reason"] for e in events if e["event"] == "stopped"]
 
 
 # -- what goes on is stopped ----------------------------------------------------------------------------------------
@@ -161,8 +167,9 @@ def test_a_pause_ends_what_goes_on(backend):
     """Going forward at full speed, and by a command; it can be gone on with."""
     debugger = endless(backend)
     answers, events = session(
-        {"command": "launch"}, {"command": "configurationDone"}, {"command": "continue"}, going(debugger), {"command": "pause"},
-        {"command": "stackTrace", "arguments": {"threadId": 1}}, {"command": "evaluate", "arguments": {"expression": "c"}},
+        *BEGUN, {"command": "continue"}, going(debugger), {"command": "pause"},
+        {"command": "stackTrace", "arguments": {"threadId": 1}},
+        {"command": "evaluate", "arguments": {"expression": "c"}},
         going(debugger), {"command": "pause"}, {"command": "stepIn"}, {"command": "disconnect"}, debugger=debugger)
     assert [e["body"]["reason"] for e in events if e["event"] == "stopped"] == ["entry", "pause", "step", "step"]
     assert [a["success"] for a in answers["pause"]] == [True, True]
@@ -173,37 +180,40 @@ def test_a_pause_ends_what_goes_on(backend):
 def test_a_pause_ends_a_run_with_watchpoints_and_one_that_waits_for_input():
     debugger = endless("interpreter")
     debugger.add_watch("r2")
-    _, events = session({"command": "continue"}, lambda: debugger.vm.retired > 100, {"command": "pause"},
+    _, events = session(*BEGUN, {"command": "continue"}, lambda: debugger.vm.retired > 100, {"command": "pause"},
                         debugger=debugger)
-    assert [e["body"]["reason"] for e in events] == ["pause"]
+    assert reasons(events) == ["entry", "pause"]
     debugger = make("SENSE r1, USER_INPUT\nHALT\n")
     debugger.vm.wait_input = True
-    _, events = session({"command": "continue"}, lambda: debugger.vm.main.waiting_for is not None, {"command": "pause"},
+    _, events = session(*BEGUN, {"command": "continue"}, lambda: debugger.vm.main.waiting_for is not None, {"command": "pause"},
                         debugger=debugger)
-    assert [e["body"]["reason"] for e in events] == ["pause"]
+    assert reasons(events) == ["entry", "pause"]
 
 
 @pytest.mark.parametrize("last", ["disconnect", "terminate"])
 def test_an_editor_that_goes_ends_what_goes_on(last):
     debugger = endless("cpu")
-    answers, _ = session({"command": "continue"}, lambda: debugger.vm.retired > 100, {"command": last}, debugger=debugger)
+    answers, _ = session(*BEGUN, {"command": "continue"}, lambda: debugger.vm.retired > 100, {"command": last},
+                         debugger=debugger)
     assert answers[last][0]["success"]
     debugger = endless("cpu")                          # without a word
-    source = io.BytesIO(packed({"command": "continue"}))
+    source = io.BytesIO(packed(*BEGUN, {"command": "continue"}))
     sink = io.BytesIO()
     Adapter(debugger, source, sink).serve()
-    assert [m["body"]["reason"] for m in unpacked(sink.getvalue()) if m["type"] == "event"] == ["pause"]
+    assert reasons(sorted_out(unpacked(sink.getvalue()))[1]) == ["entry", "pause"]
 
 
 def test_a_pause_while_nothing_goes_on_changes_nothing():
-    answers, events = session({"command": "pause"}, {"command": "stepIn"}, {"command": "pause"}, {"command": "continue"})
-    assert [e["body"]["reason"] for e in events if e["event"] == "stopped"] == ["step", "end"]
+    answers, events = session(*BEGUN, {"command": "pause"}, {"command": "stepIn"}, {"command": "pause"},
+                              {"command": "continue"})
+    assert reasons(events) == ["entry", "step", "end"]
     assert [a["success"] for a in answers["pause"]] == [True, True]
 
 
 def test_several_pauses_are_one():
     """Going on is possible again behind the last of them."""
-    source = io.BytesIO(packed({"command": "pause"}, {"command": "pause"}, {"command": "stepIn"}, {"command": "disconnect"}))
+    source = io.BytesIO(packed(*BEGUN, {"command": "pause"}, {"command": "pause"}, {"command": "stepIn"},
+                               {"command": "disconnect"}))
     sink = io.BytesIO()
     debugger = make()
     Adapter(debugger, source, sink).serve()
@@ -215,7 +225,7 @@ def test_over_standard_input_and_output():
     running = start("debug", EXAMPLES / "rollback.m3asm", "--dap", stdin=subprocess.PIPE)
     try:
         found: list[dict] = []
-        for n, name in enumerate(("initialize", "launch", "continue", "disconnect"), 1):
+        for n, name in enumerate(("initialize", "launch", "configurationDone", "continue", "disconnect"), 1):
             running.stdin.write(packed({"command": name}, first=n))
             running.stdin.flush()
             while not found or found[-1].get("request_seq") != n:
@@ -225,13 +235,14 @@ def test_over_standard_input_and_output():
     finally:
         running.kill()
         running.communicate()
-    assert [m["event"] for m in found if m["type"] == "event"] == ["initialized", "output", "output", "output", "stopped"]
+    assert [m["event"] for m in found if m["type"] == "event"] == ["initialized", "stopped", "output", "output",
+                                                                       "output", "stopped"]
 
 
 def test_an_endless_program_ends_with_its_editor(tmp_path):
     (tmp_path / "forever.m3asm").write_text(FOREVER)
     found = process("debug", tmp_path / "forever.m3asm", "--dap", stdin=packed(
-        {"command": "initialize"}, {"command": "launch"}, {"command": "continue"}, {"command": "pause"},
+        {"command": "initialize"}, *BEGUN, {"command": "continue"}, {"command": "pause"},
         {"command": "disconnect"}), timeout=LONG)
     answers, events = sorted_out(unpacked(found.out.encode()))
     assert found.code == 0 and all(answers[name] for name in ("continue", "pause", "disconnect"))
