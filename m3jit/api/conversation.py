@@ -26,7 +26,7 @@ from m3jit.errors import UserError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.commit import Store as Stored
-from m3jit.vm.commit import attribute, commit
+from m3jit.vm.commit import attribute, commit, item
 from m3jit.vm.vm import VM
 
 __all__ = ["ContextFull", "Conversation"]
@@ -165,14 +165,18 @@ class Conversation:
 
     def _note(self) -> None:
         """What the last answer says now."""
-        text, stops = self.session.text, check_stops(self.session.settings.stop)
-        self._spoken = text
-        if stops and self.session.finish_reason == "stop":
+        commit(self._noted(self.session.text, self.session.finish_reason))
+
+    def _noted(self, text: str, finish_reason: FinishReason | None) -> list[Stored]:
+        """What is stored for the last answer, with this text in the session."""
+        spoken: str | None = text
+        stops = check_stops(self.session.settings.stop)
+        if stops and finish_reason == "stop":
             cut = StopStrings(stops)
             said = cut.feed(text)
             if cut.found is not None:                  # the session's tokens hold what the message does not
-                text, self._spoken = said, None
-        self.messages[-1]["content"] = text.strip()
+                text, spoken = said, None
+        return [attribute(self, "_spoken", spoken), item(self.messages[-1], "content", text.strip())]
 
     def stop(self) -> None:
         """End the answer before its next token, from any thread or a signal handler."""
@@ -193,32 +197,15 @@ class Conversation:
         if isinstance(token, int) and token < session.start:
             raise UserError(f"to_token: {token} is before the answer, which begins at {session.start}; undo() takes whole "
                             "messages back")
-        return self._correct(text, place)
-
-    def _correct(self, text: str | None, place: dict[str, Any]) -> int:
-        session, taken = self.session, 0
-        if place:
-            taken = session.rollback(**place)
-        if text is not None:
-            try:
-                session.inject(text)
-            except UserError:
-                if place:
-                    session.undo()
-                raise
-        self._changed()
-        return taken
+        return session._correct(place, text, self._changed)
 
     def undo_correction(self) -> bool:
         """Take the last correction of the last answer back, with what came after it; False when there is none."""
-        if not self.session.undo():
-            return False
-        self._changed()
-        return True
+        return self.session._undo(self._changed)
 
-    def _changed(self) -> None:
-        self.finish_reason = self.session.finish_reason
-        self._note()
+    def _changed(self, text: str, finish_reason: FinishReason | None) -> list[Stored]:
+        """What is stored with a correction of the last answer."""
+        return [*self._noted(text, finish_reason), attribute(self, "finish_reason", finish_reason)]
 
     def fork(self) -> "Conversation":
         """Another conversation that is as this one is now, and goes its own way; states are shared."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import replace
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from m3jit.models.program import Options
 from m3jit.vm.commit import Store as Stored
 from m3jit.vm.commit import attribute, commit
 from m3jit.vm.vm import VM
+
+Beside = Callable[[str, FinishReason | None], Iterable[Stored]]
 
 
 class ContextFull(UserError):
@@ -104,7 +106,7 @@ class Session(SavedSession):
     @property
     def text(self) -> str:
         """The text behind the last prompt."""
-        return self._text_of().data.decode("utf-8", "replace") + self._now.rest
+        return self._said(self._now)
 
     @property
     def evaluated(self) -> int:
@@ -115,7 +117,7 @@ class Session(SavedSession):
     def waiting(self) -> int:
         """Tokens that `generate` evaluates before it draws the next one."""
         now = self._settled(share=False)
-        total = len(now.tokens) + (len(self._spell("")) if now.rest else 0)
+        total = len(now.tokens) + (len(self._spell("", now.rest)) if now.rest else 0)
         return total - now.usable(total).rows
 
     @property
@@ -137,7 +139,8 @@ class Session(SavedSession):
         with self._exclusive():
             now = self._settled()
             first = not now.tokens and not now.rest
-            ids = self.model.prompt_tokens(prompt) if first or not isinstance(prompt, str) else self._spell(prompt)
+            whole = first or not isinstance(prompt, str)
+            ids = self.model.prompt_tokens(prompt) if whole else self._spell(prompt, now.rest)
             self._room(len(now.tokens) + len(ids))
             self._now = now.prompted().extended(ids, self._machine.seed).begun()
 
@@ -149,14 +152,15 @@ class Session(SavedSession):
         spell, ids outside it, a text that the grammar does not allow; ContextFull: there is no room for it.  Nothing
         changes then."""
         with self._exclusive():
-            now = self._settled()
-            ids = self._spell(text) if isinstance(text, str) else self.model.prompt_tokens(text, "inject")
-            self._room(len(now.tokens) + len(ids))
-            self._allowed([*now.tokens[now.start:], *ids])
-            self._now = (now if now.correcting else now.remembered()).extended(ids, self._machine.seed)
+            self._now = self._injected(self._settled(), text)
 
-    def _spell(self, text: str) -> list[int]:
-        rest = self._now.rest
+    def _injected(self, now: Current, text: str | Sequence[int]) -> Current:
+        ids = self._spell(text, now.rest) if isinstance(text, str) else self.model.prompt_tokens(text, "inject")
+        self._room(len(now.tokens) + len(ids))
+        self._allowed([*now.tokens[now.start:], *ids])
+        return (now if now.correcting else now.remembered()).extended(ids, self._machine.seed)
+
+    def _spell(self, text: str, rest: str) -> list[int]:
         if not text and not rest:
             return spelled(self.model.model.tokenizer, text)                # says what is wrong
         if text:
@@ -200,7 +204,7 @@ class Session(SavedSession):
         """Put the machine where the tokens end; None when nothing may follow them."""
         now = self._now = self._settled()              # the machine is free: its states are in it
         if now.rest:
-            ids = self._spell("")
+            ids = self._spell("", now.rest)
             self._room(len(now.tokens) + len(ids))
             now = now.extended(ids, self._machine.seed)
         text = now.tokens[now.start:]
@@ -272,32 +276,48 @@ class Session(SavedSession):
 
         UserError: a place that is not there, with the places that are; nothing changes then."""
         with self._exclusive():
-            if [to_token, to_text, after_text].count(None) != 2:
-                raise UserError("rollback: give one of to_token, to_text and after_text")
-            now = self._settled()
-            if isinstance(to_token, str):
-                raise UserError(f"rollback: {brief(repr(to_token))} is a text, to_token is a number; to go back to a text "
-                                f"write rollback(to_text={brief(repr(to_token))})")
-            if to_token is not None:
-                if isinstance(to_token, bool) or not isinstance(to_token, (int, np.integer)) or \
-                        not 0 <= to_token <= len(now.tokens):
-                    raise UserError(f"to_token: {brief(repr(to_token))} is no token of the session; it has "
-                                    f"{len(now.tokens)}, give 0 to {len(now.tokens)} (the text begins at {now.start})")
-                kept, rest = int(to_token), ""
-            else:
-                kept, rest = self._find(to_text, after_text, which)
-            self._now = replace(now.remembered().cut(kept), rest=rest, finish_reason=None)
-            return len(now.tokens) - kept
+            self._now, taken = self._gone_back(self._settled(), to_token, to_text, after_text, which)
+            return taken
 
-    def _find(self, to_text: str | None, after_text: str | None, which: int | None) -> tuple[int, str]:
+    def _gone_back(self, now: Current, to_token: int | None = None, to_text: str | None = None,
+                   after_text: str | None = None, which: int | None = None) -> tuple[Current, int]:
+        """(the session where `rollback` puts it, how many tokens that takes back)."""
+        if [to_token, to_text, after_text].count(None) != 2:
+            raise UserError("rollback: give one of to_token, to_text and after_text")
+        if isinstance(to_token, str):
+            raise UserError(f"rollback: {brief(repr(to_token))} is a text, to_token is a number; to go back to a text "
+                            f"write rollback(to_text={brief(repr(to_token))})")
+        if to_token is not None:
+            if isinstance(to_token, bool) or not isinstance(to_token, (int, np.integer)) or \
+                    not 0 <= to_token <= len(now.tokens):
+                raise UserError(f"to_token: {brief(repr(to_token))} is no token of the session; it has "
+                                f"{len(now.tokens)}, give 0 to {len(now.tokens)} (the text begins at {now.start})")
+            kept, rest = int(to_token), ""
+        else:
+            kept, rest = self._find(now, to_text, after_text, which)
+        return replace(now.remembered().cut(kept), rest=rest, finish_reason=None), len(now.tokens) - kept
+
+    def _find(self, now: Current, to_text: str | None, after_text: str | None, which: int | None) -> tuple[int, str]:
         """(tokens to keep, what is left of the next one)."""
-        found = self._text_of()
-        if self._now.rest:
-            found = found.followed_by(self._now.rest)
+        found = self._text_of(now)
+        if now.rest:
+            found = found.followed_by(now.rest)
         wanted = to_text if to_text is not None else after_text
         at = found.find(wanted, which)
         place = found.place(at if to_text is not None else at + len(wanted))
-        return self._now.start + place.tokens, place.rest
+        return now.start + place.tokens, place.rest
+
+    def _correct(self, place: dict[str, Any], text: str | Sequence[int] | None, beside: Beside) -> int:
+        """`rollback`, where there is a place, and `inject`, where there is a text, in one; tokens that were taken back.
+        beside: what else is stored with the session, for its text and how that ended."""
+        with self._exclusive():
+            now, taken = self._settled(), 0
+            if place:
+                now, taken = self._gone_back(now, **place)
+            if text is not None:
+                now = self._injected(now, text)
+            self._put(now, beside(self._said(now), now.finish_reason))
+            return taken
 
     def become(self, tokens: Sequence[int]) -> None:
         """Make these the session's tokens, all of them a prompt; states of the tokens they begin alike with are kept.
@@ -317,11 +337,16 @@ class Session(SavedSession):
     def undo(self) -> bool:
         """Take the last correction back (a rollback and what was injected behind it, or an injection alone) with all that
         came after; False when there is none.  Generation then goes on where it was."""
+        return self._undo(lambda text, finish_reason: ())
+
+    def _undo(self, beside: Beside) -> bool:
+        """`undo`.  beside: as `_correct` has it."""
         with self._exclusive():
             now = self._settled()
             if not now.history:
                 return False
-            self._now = now.at(now.history[-1], now.history[:-1])
+            now = now.at(now.history[-1], now.history[:-1])
+            self._put(now, beside(self._said(now), now.finish_reason))
             return True
 
     # Whole states.
@@ -417,8 +442,12 @@ class Session(SavedSession):
         found = index.find(self._key, tokens) if index is not None and point.rows < len(tokens) - 1 else None
         return point if found is None or found.rows <= point.rows else found
 
-    def _text_of(self) -> TokenText:
-        return TokenText(self.model.model.tokenizer, self._now.tokens[self._now.start:])
+    def _text_of(self, now: Current) -> TokenText:
+        return TokenText(self.model.model.tokenizer, now.tokens[now.start:])
+
+    def _said(self, now: Current) -> str:
+        """The text behind the last prompt."""
+        return self._text_of(now).data.decode("utf-8", "replace") + now.rest
 
     def _piece(self, token: int) -> str:
         return self.model.model.tokenizer.decode_bytes(token).decode("utf-8", "replace")

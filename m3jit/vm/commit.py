@@ -18,8 +18,9 @@ def attribute(target: Any, name: str, value: Any) -> Store:
     return setattr, target, name, value
 
 
-def item(target: list | memoryview, index: Any, value: Any) -> Store:
-    """target[index] = value: an element of a list, or a slice of a view of bytes and another view of that length."""
+def item(target: list | dict | memoryview, index: Any, value: Any) -> Store:
+    """target[index] = value: an element of a list, or of a dict that has one there, or a slice of a view of bytes and another
+    view of that length."""
     return setitem, target, index, value
 
 

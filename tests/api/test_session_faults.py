@@ -186,7 +186,8 @@ def test_a_conversation_stays_where_what_is_loaded_is_none(model, tmp_path, note
 
 CHANGES: dict[str, Callable[[Conversation, Any], Any]] = {
     "load": lambda talk, store: talk.load(store), "undo": lambda talk, store: talk.undo(),
-    "reset": lambda talk, store: talk.reset()}
+    "reset": lambda talk, store: talk.reset(), "correct": lambda talk, store: talk.correct("Emma", to_token=talk.session.start + 1),
+    "undo a correction": lambda talk, store: talk.undo_correction()}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -196,6 +197,8 @@ def test_an_interrupt_at_any_moment_leaves_a_conversation_whole(model, tmp_path,
     with Store.open(tmp_path / "store") as store:
         talk.save(store)
         list(talk.say("and"))
+        talk.correct("He", to_token=talk.session.start + 2)
+        list(talk.resume())
         whole, after = talk.fork(), talk.fork()
         change(after, store)
         states, found, moment, came = [said(whole), said(after)], set(), 0, True
