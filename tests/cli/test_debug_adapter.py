@@ -247,3 +247,45 @@ def test_an_endless_program_ends_with_its_editor(tmp_path):
     answers, events = sorted_out(unpacked(found.out.encode()))
     assert found.code == 0 and all(answers[name] for name in ("continue", "pause", "disconnect"))
     assert events[-1]["body"]["reason"] == "pause"
+
+
+@pytest.mark.parametrize("reference", [0, -1, 4, 1 + (1 << 14 | 3), 2 ** 31, 2 ** 62, 2 ** 64, 10 ** 20,
+                                       1 + ((1 << 12 | 5) << 2), 1 + (7 << 14), 1.5, True, "x", None])
+def test_variables_of_what_is_not_there(reference):
+    answers, _ = session(*BEGUN, {"command": "variables", "arguments": {"variablesReference": reference}}, {"command": "threads"})
+    refused = answers["variables"][0]
+    assert not refused["success"] and len(refused["message"]) > 20 and answers["threads"][0]["success"]
+
+
+@pytest.mark.parametrize("command, arguments, message", [
+    ("setBreakpoints", {}, "'source' is missing; an object with the 'path' of a file is expected"),
+    ("setBreakpoints", {"source": {}}, "'path' is missing; the path of a file is expected"),
+    ("setBreakpoints", {"source": {"path": "a"}, "breakpoints": [{}]}, "'line' is missing; the number of a line is expected"),
+    ("setBreakpoints", {"source": {"path": "a"}, "breakpoints": [3]}, "a list of objects is expected"),
+    ("setFunctionBreakpoints", {"breakpoints": None}, "'breakpoints' is missing; a list of objects is expected"),
+    ("setFunctionBreakpoints", {"breakpoints": [{"name": 3}]}, "'name' is 3; a label is expected"),
+    ("scopes", {}, "'frameId' is missing; a frame of `stackTrace` is expected"),
+    ("stackTrace", {"threadId": float("inf")}, "'threadId' is inf; the number of a context is expected")])
+def test_arguments_that_are_none(command, arguments, message):
+    answers, _ = session({"command": command, "arguments": arguments})
+    assert not answers[command][0]["success"] and message in answers[command][0]["message"]
+
+
+@pytest.mark.parametrize("command", ["continue", "next", "stepBack", "reverseContinue"])
+def test_going_on_before_the_beginning(command):
+    answers, events = session({"command": command}, {"command": "configurationDone"}, {"command": "launch"}, {"command": command})
+    first, second = answers[command]
+    assert not first["success"] and first["message"] == f"{command}: `launch` or `attach` comes first, then `configurationDone`"
+    assert not answers["configurationDone"][0]["success"]
+    assert not second["success"] and second["message"] == f"{command}: `configurationDone` comes first"
+    assert [e["event"] for e in events] == ["initialized"]
+
+
+@pytest.mark.parametrize("data, message", [(b"[]", "a message is no JSON object"), (b"abc", "a message is no JSON: "),
+                                           (b"[" * 100000, "a message is no JSON: ")])
+def test_a_message_that_is_none_does_not_end_the_adapter(data, message):
+    sink = io.BytesIO()
+    bad = b"Content-Length: %d\r\n\r\n" % len(data) + data
+    Adapter(make(), io.BytesIO(bad + packed({"command": "threads"})), sink).serve()
+    refused, threads = unpacked(sink.getvalue())
+    assert not refused["success"] and message in refused["message"] and threads["success"]
