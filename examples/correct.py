@@ -75,6 +75,8 @@ def main(reference="default", prompt="It is a truth universally acknowledged, th
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        sys.exit(print(__doc__.strip()))
     if len(sys.argv) > 5 or any(given.startswith("-") for given in sys.argv[1:]):
         sys.exit(__doc__.strip())
     try:

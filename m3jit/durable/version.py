@@ -99,7 +99,8 @@ def load(store: "Store", vm: Any, version: "Version") -> "Loaded":
         if tree[2] != program_hash(vm.image):
             raise StoreError(f"{where}: was written by another program (its code and data have the hash "
                              f"{_hex(tree[2])}, those of {vm.image.name} {_hex(program_hash(vm.image))}); restore it "
-                             f"with the program that wrote it, or commit under another name")
+                             f"with the program that wrote it (of a model: with the options it had then, such as --temp, "
+                             f"--max-tokens, --kv-type, --lora), or use another folder or name")
         return Loaded(store, vm, tree)
     except OperandError as e:
         raise StoreError(f"{where}: {e.message}") from None
