@@ -120,6 +120,13 @@ def read(session: "Session", store: Store, name: str, number: int | None) -> tup
     return state, notes
 
 
+def is_session(store: Store, name: str) -> bool:
+    """Is the newest version of a name a session?  StoreError: it is damaged."""
+    tree = store.read(store.latest(name))
+    noted = tree[-1] if isinstance(tree, list) and tree else None
+    return isinstance(noted, list) and len(noted) > 2 and noted[0] == "session"
+
+
 def difference(saved: dict[str, Any], here: dict[str, Any]) -> str:
     """In what a session that was saved differs from one that would take its place (`identity`); "" in nothing."""
     found = []

@@ -53,7 +53,13 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
     store = None
     if folder is not None:
         from m3jit.durable import Store
+        from m3jit.cli.store import check_content
         store = Store.open(folder)
+        try:
+            check_content(store, "conversations")
+        except UserError:
+            store.close()
+            raise
     dialogue = Dialogue(talk, terminal, store=store)
     if terminal:
         pauses = "Esc or Ctrl-C pauses an answer and lets you correct it" if dialogue.single else \

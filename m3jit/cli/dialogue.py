@@ -274,8 +274,12 @@ class Dialogue:
     # Other commands.
 
     def _fork(self, name: str) -> None:
+        from m3jit.durable.store import MAX_NAME
         if not name:
             raise UserError("/fork: give it a name; /switch NAME goes on with it")
+        size = len(name.encode("utf-8", "replace"))
+        if size > MAX_NAME:
+            raise UserError(f"/fork: a name has {MAX_NAME} bytes at most, and {brief(name)!r} has {size}")
         if name == self.name or name in self.forks:
             raise UserError(f"/fork: there is a conversation {brief(name)!r} already; /switch {brief(name)} goes on with it")
         self.forks[name] = self.talk.fork()

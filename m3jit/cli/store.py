@@ -31,7 +31,7 @@ def store(folder: str, verify: bool, repair: bool, compact: bool, keep: int | No
         raise UsageError("--log goes with no other option")
     if keep is not None and not compact:
         raise UsageError("--keep goes with --compact")
-    with Store.open(folder, write=repair or compact or remove is not None, repair=repair) as found:
+    with Store.open(folder, write=repair or compact or remove is not None, repair=repair, make=False) as found:
         if log is not None:
             if log not in found.appended:
                 have = ", ".join(map(repr, sorted(found.appended)[:10])) or "none"
@@ -87,7 +87,23 @@ def opened(folder: str | None) -> Iterator[Any]:
         return
     from m3jit.durable import Checkpoints, Store
     with Store.open(folder) as found:
+        check_content(found, "runs")
         yield Checkpoints(found)
+
+
+def check_content(found: Any, wanted: str) -> None:
+    """Is a store one of "conversations" (`m3jit chat --session`) or of "runs" (`m3jit run --store`)?  Its newest versions
+    tell; where there are none, or none that can be read, it may become one.  UserError: it is the other one alone."""
+    from m3jit.durable import StoreError
+    kinds = {"runs"} if found.appended else set()
+    for name in found.names():
+        from m3jit.api.saved import is_session
+        with contextlib.suppress(StoreError):          # a damaged one is said when it is wanted
+            kinds.add("conversations" if is_session(found, name) else "runs")
+    if kinds and wanted not in kinds:
+        other = kinds.pop()
+        made = "m3jit chat --session" if other == "conversations" else "a program (m3jit run --store, CHECKPOINT_SAVE)"
+        raise UserError(f"{found.path}: is a store of {other}, made by {made}; give {wanted} a folder of their own")
 
 
 class _Stops:

@@ -116,6 +116,7 @@ def test_commands(typed):
 
 
 @pytest.mark.parametrize("line, words", [
+    ("/fork " + "é" * 101, "/fork: a name has 200 bytes at most, and .* has 202"),
     ("/magic", "no command /magic; there are /help"), ("/save", "/save: give it the name of a file"),
     ("x " * 600, "the context holds 512; take messages back"), ("/save no/such/folder/x", "No such file")])
 def test_what_goes_wrong_in_a_pipe_is_raised(typed, line, words):

@@ -257,3 +257,27 @@ def test_sigterm_leaves_a_version(capfd, tmp_path):
     assert process.wait(60) == 143 and b"is where it was stopped; the same command goes on" in process.stderr.read()
     process.stdout.close(), process.stderr.close()
     assert call(capfd, *command, "--max-steps", 8).out.startswith(f"{len(said) + 1}\n")
+
+
+@pytest.mark.parametrize("option", [("--compact",), ("--repair",), ("--remove", "run")])
+def test_tidying_makes_no_store(capfd, tmp_path, option):
+    (tmp_path / "empty").mkdir()
+    refused = call(capfd, "store", tmp_path / "empty", *option)
+    assert refused == call(capfd, "store", tmp_path / "empty") and refused.code == 1
+    assert "is not a store: it has no log" in refused.err and not list((tmp_path / "empty").iterdir())
+    assert "no such file or folder" in call(capfd, "store", tmp_path / "none", *option).err
+    assert not (tmp_path / "none").exists()
+
+
+def test_conversations_and_runs_have_folders_of_their_own(capfd, count, tmp_path):
+    program, runs = count
+    call(capfd, "run", program, "--store", runs, "--max-steps", 15)
+    (tmp_path / "plain.jinja").write_text("{{ messages[-1].content }}")
+    chat = ("chat", "default", "--chat-template", tmp_path / "plain.jinja", "--threads", 1, "--session")
+    refused = call(capfd, *chat, runs)
+    assert refused.code == 1 and f"{runs}: is a store of runs, made by a program (m3jit run --store" in refused.err
+    with Store.open(tmp_path / "talk") as store, m3jit.Session("default", "Hello", threads=1) as session:
+        session.save(store, "main")
+    refused = call(capfd, "run", program, "--store", tmp_path / "talk")
+    assert refused.code == 1 and "talk: is a store of conversations, made by m3jit chat --session" in refused.err
+    assert call(capfd, "run", program, "--store", runs).out == "4\n5\n"
