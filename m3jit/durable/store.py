@@ -78,8 +78,9 @@ class Store:
              keep: int | None = 1, make: bool = True) -> "Store":
         """The store in a folder.  write: hold it for writing, and make it if it is not there, unless `make` is false;
         otherwise it is only read.  repair: keep what lies before damage of the log (`damage` says what was cut off).
-        keep: versions of a name that stay when the store compacts itself, which it does when its blocks or its log have grown to twice
-        what the last compaction left and TIDY_BYTES or TIDY_LOG more (None: all stay; until then all do in any case).
+        keep: versions of a name that stay when the store compacts itself, which it does when its blocks or its log have
+        grown to twice what the last compaction left and TIDY_BYTES or TIDY_LOG more (None: all stay; until then all do
+        in any case).
 
         StoreInUse, DamagedStore, StoreError (no such folder, another kind of folder, a newer format, no permission)."""
         path, files = Path(path), files or Files()

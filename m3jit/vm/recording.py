@@ -78,8 +78,9 @@ class Output(NamedTuple):
         return f"{brief(shown)}{more} to {self.sink}"
 
 
-class RecordEnds(UserError):
+class RecordEnds(Interrupted):
     """A replay has done all that its log holds."""
+    exit_code = 1
 
 
 class Log(Protocol):
@@ -170,6 +171,8 @@ class Recorder:
     def _expected(self, ctx: Context, what: str) -> Event:
         """The next event of the tape, which must be this one.  `Blocked` where the context waited here."""
         event = self.tape.peek()
+        if event is None and not self.ended_by_itself and self.end is not None and self.vm.retired >= self.end:
+            raise self.ended("the recorded run was ended in the middle of an instruction")
         if event is None:
             raise self._diverged(ctx, f"asks for {what}, but the log has nothing more: it ended before this run did "
                                       f"(another program, or other inputs?)")

@@ -401,6 +401,20 @@ def test_a_damaged_log_is_refused_before_anything_runs(long_log, behind):
     assert Replay(str(path), NO_MODELS).run().torn
 
 
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+def test_a_log_cut_between_a_digest_and_its_output_ends_there(tmp_path, monkeypatch, backend):
+    monkeypatch.setattr(log_file, "CHUNK", 1)          # a record an event
+    record(tmp_path / "log", CLOCKS, every=1)
+    data = (tmp_path / "log").read_bytes()
+    at = 12
+    for _ in range(1 + _events(tmp_path / "log").index(next(e for e in _events(tmp_path / "log") if e.what == "digest")) + 1):
+        at += 12 + int.from_bytes(data[at + 4:at + 8], "little")
+    (tmp_path / "log").write_bytes(data[:at])
+    assert _events(tmp_path / "log")[-1].what == "digest"
+    report, wrote = replay(tmp_path / "log", backend=backend)
+    assert report.torn and wrote == b"" and report.outputs == 1
+
+
 def test_a_log_that_is_changed_while_it_is_repeated_is_no_trap_of_the_program(long_log):
     path, places = long_log
     data = bytearray(path.read_bytes())
