@@ -1,10 +1,12 @@
 """Faults that are forced while an operation is executed: a failed allocation, or Ctrl-C at a bytecode."""
 from __future__ import annotations
 
+import dis
+import functools
 import random
 import sys
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Callable
 
 import m3jit
@@ -113,7 +115,7 @@ class Interrupt:
             frame.f_trace_opcodes = True
             if event == "opcode":
                 self.left -= 1
-                if self.left == 0:
+                if self.left <= 0 and not self.reached and frame.f_lasti not in _deaf(frame.f_code):
                     self.reached, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
                     raise KeyboardInterrupt
             return trace
@@ -131,6 +133,26 @@ class Interrupt:
 
     def hit(self, outcome: BaseException | None) -> bool:
         return self.reached
+
+
+@functools.cache
+def _deaf(code: CodeType) -> frozenset[int]:
+    """Offsets of bytecodes before which CPython hears no signal, and where a lock would stay taken for ever: between
+    entering a `with` block and its first line, and between its last line and the call that leaves it."""
+    found: set[int] = set()
+    steps = list(dis.get_instructions(code))
+    for i, step in enumerate(steps):
+        if step.opname == "BEFORE_WITH":
+            found.add(steps[i + 1].offset)
+        if step.opname == "WITH_EXCEPT_START":
+            found.update((step.offset, steps[i - 1].offset))
+        leaving = steps[i:i + 5]
+        if [(s.opname, s.argval) for s in leaving[:3]] == [("LOAD_CONST", None)] * 3 and \
+                [s.argval for s in leaving if s.opname in ("PRECALL", "CALL")][:1] == [2]:
+            found.update(s.offset for s in leaving)
+            if i and steps[i - 1].opname == "SWAP":    # of a return
+                found.add(steps[i - 1].offset)
+    return frozenset(found)
 
 
 def _prepares(name: str) -> bool:
