@@ -188,6 +188,32 @@ def test_a_run_that_was_ended_from_outside_ends_at_the_same_instruction(tmp_path
     assert type(report.error).__name__ == ("LimitError" if stop == "max_steps" else "NoneType")
 
 
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+@pytest.mark.parametrize("noted", [False, True])
+def test_ctrl_c_between_an_output_and_the_end_of_its_instruction(tmp_path, monkeypatch, backend, noted):
+    """The item is out, and its event is in the log or is not; that the instruction was completed is not."""
+    recording = Recording(str(tmp_path / "log"))
+    vm = VM(assemble(CLOCKS, "prog.m3asm"), "interpreter", record=recording.recorder)
+    wrote: list[Any] = []
+    vm.set_sink("OUTPUT", wrote.append)
+    leave = recording.recorder.leave
+
+    def broken_off(ctx: Any, sink: str, item: Any, write: Any) -> None:
+        if len(wrote) < 6:
+            return leave(ctx, sink, item, write)
+        if noted:
+            leave(ctx, sink, item, write)
+        else:
+            write()
+        raise KeyboardInterrupt
+    monkeypatch.setattr(recording.recorder, "leave", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        recording.run(vm)
+    report, again = replay(tmp_path / "log", backend=backend)
+    assert len(wrote) == 7 and again == "".join(wrote[:7 if noted else 6]).encode()
+    assert report.instructions == vm.retired + noted
+
+
 def test_a_recording_that_was_killed_is_repeated_as_far_as_it_came(tmp_path):
     record(tmp_path / "log", CLOCKS, ("x",))
     data = (tmp_path / "log").read_bytes()
