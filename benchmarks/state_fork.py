@@ -107,7 +107,7 @@ def as_instructions(vm: Any, stream: Any) -> Times:
     other.interpreter.watch = watch
     try:
         other.run()
-    except Interrupted:
+    except Interrupted:                                # by `watch`, when it has seen enough
         pass
     return {name: times[WARM:] for name, times in found.items()}
 

@@ -289,7 +289,7 @@ class Adapter:
         try:
             self.vm.register(expression)
             expression = f"print {expression}"
-        except (UserError, ValueError):
+        except (UserError, ValueError):                # no register: a command of the debugger
             pass
         engine = self.debugger.engine
         before = engine.time

@@ -90,7 +90,7 @@ def _typed(interactive: bool) -> Iterator[str]:
     if interactive:
         try:
             import readline                            # noqa: F401  (input() has a history then)
-        except ImportError:
+        except ImportError:                            # a Python built without it: no history
             pass
     while True:
         try:

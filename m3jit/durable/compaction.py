@@ -119,7 +119,7 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 def _close_and_remove(blocks: Blocks, segment: int) -> None:
     file = blocks._open.pop(segment, None)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):                     # nothing refers to it; the next opening removes it
         if file is not None:
             file.close()
         blocks.files.remove(blocks.path(segment))

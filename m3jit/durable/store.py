@@ -133,7 +133,7 @@ class Store:
             with syncing():                            # the log's name must be sure before what another log needs goes
                 self.files.sync_folder(self.path)
         for name in left:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):             # left for the next opening: nothing refers to it
                 self.files.remove(self.path / name)
 
     def _replayed(self, payload: bytes, offset: int) -> None:
@@ -230,7 +230,7 @@ class Store:
         blocks, log = self._tidy
         if self._bytes() > 2 * blocks + TIDY_BYTES or self.log.end > 2 * log + TIDY_LOG:
             self._tidy = (self._bytes(), self.log.end)           # one that fails is not tried again at once
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError):          # the commit stands; `compact` by itself says what is wrong
                 self.compact(self.keep)
 
     def append(self, name: str, at: int, data: bytes) -> int:

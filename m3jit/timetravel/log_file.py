@@ -14,6 +14,7 @@ are checked when the file is opened, before anything is done with them.
 """
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
@@ -97,8 +98,9 @@ class LogWriter:
             self._record(END, payload)
             try:
                 os.fsync(self._file.fileno())
-            except OSError:                            # a pipe or a device
-                pass
+            except OSError as e:
+                if e.errno not in (errno.EINVAL, errno.ENOTSUP):       # a pipe or a device cannot be synced
+                    self._error = self._error or e
             self._file.close()
         self._raise()
 

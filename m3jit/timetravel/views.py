@@ -6,6 +6,7 @@ from typing import Any, Iterator
 
 import numpy as np
 
+from m3jit.errors import UserError
 from m3jit.isa.cells import CellState
 from m3jit.isa.kv import KVStream
 from m3jit.isa.types import BF16, FLOATS, U8, Tensor
@@ -45,7 +46,7 @@ def instruction(vm: Any, index: int) -> str:
         try:
             from m3jit.frontend.disassembler import instruction_text
             return instruction_text(vm.image.program, vm.image.pcs[index], ins)
-        except Exception:                              # a damaged program: its words as they are
+        except (UserError, LookupError, ValueError):                              # a damaged program: its words as they are
             pass
     return show(ins, vm.image.program)
 

@@ -267,7 +267,7 @@ class Child:
     """A process on a terminal of its own."""
 
     def __init__(self, *command: str, term: str = "xterm"):
-        pty = pytest.importorskip("pty")
+        pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
         self.fd, other = pty.openpty()
         environment = {**os.environ, "TERM": term, "COLUMNS": "80", "LINES": "24", "PYTHONUNBUFFERED": "1",
                        "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -333,7 +333,7 @@ def child(tmp_path):
 
 
 def test_escape_at_the_prompt_takes_no_key_with_it(child):
-    pytest.importorskip("readline")
+    pytest.importorskip("readline", reason="this Python is built without readline")
     screen = child()
     screen.type("\x1b/context\r")
     screen.wait("0 of 512 tokens")

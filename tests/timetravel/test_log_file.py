@@ -2,7 +2,10 @@
 than the file is long."""
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
+import os
 import struct
 import tracemalloc
 
@@ -87,6 +90,19 @@ def test_events_reach_the_disk_without_waiting_for_more(tmp_path, monkeypatch):
         raise AssertionError("the event never came")
     assert reader.torn and reader.end is None
     writer.close({})
+
+
+@pytest.mark.parametrize("number, lost", [(errno.EIO, True), (errno.EINVAL, False)])
+def test_a_disk_that_does_not_keep_the_end_is_said(tmp_path, monkeypatch, number, lost):
+    """EINVAL: a pipe or a device, which has nothing to sync."""
+    writer = LogWriter(str(tmp_path / "log"), {"name": "x"})
+
+    def failing(descriptor):
+        raise OSError(number, os.strerror(number))
+    with monkeypatch.context() as patched:
+        patched.setattr(log_file.os, "fsync", failing)
+        with pytest.raises(LogFailed, match="Input/output error") if lost else contextlib.nullcontext():
+            writer.close({})
 
 
 def test_ctrl_c_in_the_middle_of_an_event_leaves_a_whole_log(tmp_path, monkeypatch):
