@@ -1,6 +1,7 @@
 """Recorded runs repeat exactly, on other backends and threads; what differs is said, with its place."""
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ def test_contexts_take_their_turns_where_they_did(tmp_path, recorded):
 
     def later():
         begun.wait(60)
-        while vm.retired < 10_000:                 # the child waits by then, and its parent works
+        late = time.monotonic() + 60               # of a run that died
+        while vm.retired < 10_000 and time.monotonic() < late:     # the child waits by then, and its parent works
             pass
         vm.push_input("now")
     vm.set_sink("OUTPUT", wrote.append)
