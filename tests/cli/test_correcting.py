@@ -337,7 +337,8 @@ def test_escape_at_the_prompt_takes_no_key_with_it(child):
     screen = child()
     screen.type("\x1b/context\r")
     screen.wait("0 of 512 tokens")
-    screen.type("\x04")
+    screen.wait("> ")                                  # only then: the terminal's line mode makes an end of input of ^D, which
+    screen.type("\x04")                                # the mode that follows reads as NUL
     assert screen.end() == 0
 
 
