@@ -243,28 +243,26 @@ class Lifter(Recorder):
         """Write every dimension by the name of its class of equal dimensions."""
         if not self.same_as:
             return
-
-        def rebuilt(d: Dim, part: Callable[[Dim], Dim]) -> Dim:
-            if isinstance(d, DimExpr):
-                return {"mul": dim_mul, "add": dim_add, "ceildiv": dim_ceildiv}[d.op](part(d.a), part(d.b))
-            return self.canonical(d)
-
-        def canonical(d: Any) -> Any:
-            if isinstance(d, tuple):
-                return tuple(map(canonical, d))
-            return rebuilt(self.canonical(d), canonical) if isinstance(d, (Sym, DimExpr)) else d
-
-        def named(d: Dim) -> Dim:
-            """The expression over the symbols that are left; not replaced itself, or the guard would say nothing."""
-            return rebuilt(d, named)
         for n in [*self.inputs.values(), *(p for b in self.blocks for p in b.params),
                   *(n for b in self.blocks for n in b.nodes())]:
             if isinstance(n.type, TensorType):
-                n.type = TensorType(n.type.dtype, canonical(n.type.shape))
+                n.type = TensorType(n.type.dtype, self._renamed(n.type.shape))
             for key, v in n.attrs.items():
                 if isinstance(v, (Sym, DimExpr, tuple)):
-                    n.attrs[key] = canonical(v)
-        self.guards = [(named(a), named(b)) for a, b in self.guards if isinstance(a, DimExpr) or isinstance(b, DimExpr)]
+                    n.attrs[key] = self._renamed(v)
+        self.guards = [(self._named(a), self._named(b)) for a, b in self.guards
+                       if isinstance(a, DimExpr) or isinstance(b, DimExpr)]
+
+    # Methods, not functions of `_rename_dims` that call themselves: those would be a cycle that holds the lifter.
+    def _renamed(self, d: Any) -> Any:
+        """A dimension, or a tuple with some, by the name of its class."""
+        if isinstance(d, tuple):
+            return tuple(map(self._renamed, d))
+        return _rebuilt(self.canonical(d), self._renamed) if isinstance(d, (Sym, DimExpr)) else d
+
+    def _named(self, d: Dim) -> Dim:
+        """The expression over the symbols that are left; not replaced itself, or the guard would say nothing."""
+        return _rebuilt(d, self._named) if isinstance(d, DimExpr) else self.canonical(d)
 
     def edge(self, pc: int) -> Goto:
         """Go to the version of the block at `pc` that fits the current types; leave when there are too many."""
@@ -478,3 +476,10 @@ class Lifter(Recorder):
         geometry, dtype = kv_of_type(t.name) if t is not None else (None, None)
         lengths = {k[2]: v for k, v in self.env.items() if isinstance(k, tuple) and k[0] == "kvlen" and k[1] == key}
         return KVRef(key, geometry, dtype, lengths)
+
+
+def _rebuilt(d: Dim, part: Callable[[Dim], Dim]) -> Dim:
+    """A dimension with `part` of the two parts of an expression."""
+    if not isinstance(d, DimExpr):
+        return d
+    return {"mul": dim_mul, "add": dim_add, "ceildiv": dim_ceildiv}[d.op](part(d.a), part(d.b))

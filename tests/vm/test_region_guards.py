@@ -1,11 +1,15 @@
 """Programs whose registers change kind, or share a state, around compiled regions: same outcome on every executor."""
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
 from m3jit.errors import Trap
 from m3jit.frontend import assemble
+from m3jit.vm import jit
 from m3jit.vm.streams import CallbackSink
 from m3jit.vm.vm import VM
 
@@ -168,3 +172,27 @@ def test_a_new_stream_has_the_type_of_its_instruction_whatever_was_compiled_befo
         vm.set_state("sA", state)
         vm.run()
         assert vm.state("sA").rows(0)[0][-1].tolist() == x[0].astype(rounded).tolist()
+
+
+def test_equal_dimensions_leave_no_cycle_behind(monkeypatch):
+    """Lifting names them alike; what it used is gone when it is done, not when the garbage collector comes by."""
+    lifters: list = []
+
+    class Seen(jit.Lifter):
+        def lift(self, name):
+            lifters.append(weakref.ref(self))
+            found = super().lift(name)
+            assert self.same_as
+            return found
+    monkeypatch.setattr(jit, "Lifter", Seen)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        vm = VM(assemble(".reg rA R0\n.reg rB R1\nADD rC, rA, rB\nMUL rC, rC, rB\nHALT"), backend="cpu")
+        for name in ("rA", "rB"):
+            vm.set(name, np.ones((300, 400), np.float32))
+        vm.run()
+        assert lifters and [found() for found in lifters] == [None] * len(lifters)
+    finally:
+        if collecting:
+            gc.enable()
