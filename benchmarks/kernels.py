@@ -18,7 +18,8 @@ from typing import Callable
 import numpy as np
 
 from m3jit.backends.cpu.engine import Engine
-from m3jit.ir.loop import Builder, Kernel
+from m3jit.ir.loop import Kernel
+from m3jit.ir.loop_builder import Builder
 from m3jit.isa.types import DTYPES
 from m3jit.kernels import attention, layout, qmatmul, quantize
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 import functools
 from typing import Sequence
 
-from m3jit.ir.loop import MEMORY, Builder, Kernel, Value
+from m3jit.ir.loop import MEMORY, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 
 NONE = 0x7FFFFFFF                            # index of a lane that has seen no number yet
 

@@ -22,7 +22,8 @@ import functools
 from typing import Sequence
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value, Var
+from m3jit.ir.loop import Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder, Var
 from m3jit.kernels.attention_pages import BLOCK, Geometry, Pages, chunk_mask, kv_append, leaf_tables  # noqa: F401
 
 FEW_TOKENS = 1                               # up to this many query tokens, blocks are spread over groups

@@ -16,7 +16,8 @@ from typing import Callable
 
 import numpy as np
 
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 from m3jit.isa.kv_layout import BLOCK as SCALED
 from m3jit.isa.kv_layout import DTYPES, FAN, PAGE, KVGeometry, part_bytes, plain_bytes
 from m3jit.isa.kv_layout import scales as scale_count

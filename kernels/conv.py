@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import functools
 
-from m3jit.ir.loop import Builder, Kernel, Value
+from m3jit.ir.loop import Kernel, Value
+from m3jit.ir.loop_builder import Builder
 
 TILE = 4                                     # output channels that share the loads of x
 

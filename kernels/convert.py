@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 from m3jit.isa.types import DTYPES
 
 TYPES = ("Q8_0", "Q4_0", "Q4_1")

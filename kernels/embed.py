@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import functools
 
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 from m3jit.isa.types import DTYPES, DType
 from m3jit.kernels import blocks
 

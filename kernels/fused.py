@@ -13,7 +13,8 @@ import math
 from typing import Any
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import Builder, Kernel, Value
+from m3jit.ir.loop import Kernel, Value
+from m3jit.ir.loop_builder import Builder
 from m3jit.ir.passes.fuse import Group
 from m3jit.ir.tensor import Node
 from m3jit.isa import types as T

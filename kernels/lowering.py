@@ -1,15 +1,16 @@
 """How each tensor-IR primitive becomes kernel launches: `LIBRARY[op](lowering, node)`.
 
-`lowering` is `m3jit.ir.lower.Lowering`: it hands out memory (`of`, `out`, `scratch`), dimensions and scalars, and
-`launch` records a kernel with what it reads and writes.
+`lowering` is an `m3jit.ir.plan_writer.PlanWriter`: it hands out memory (`of`, `out`, `scratch`), dimensions and scalars,
+and `launch` records a kernel with what it reads and writes.
 """
 from __future__ import annotations
 
 import functools
 from typing import Any, Callable
 
-from m3jit.ir.loop import Builder, Kernel
-from m3jit.ir.lower import Lowering, Memory
+from m3jit.ir.loop import Kernel
+from m3jit.ir.loop_builder import Builder
+from m3jit.ir.plan_writer import Memory, PlanWriter
 from m3jit.ir.plan import Scalar
 from m3jit.ir.tensor import Dim, Node, Sym, dim_mul
 from m3jit.isa import types as T
@@ -19,7 +20,7 @@ from m3jit.kernels import qmatmul as qm
 from m3jit.kernels import quantize as qa
 from m3jit.kernels.fused import MEMORY_OF
 
-LIBRARY: dict[str, Callable[[Lowering, Node], None]] = {}
+LIBRARY: dict[str, Callable[[PlanWriter, Node], None]] = {}
 KV_BLOCKS = Sym("kv_blocks")              # blocks of 64 keys the longest stream of the region may reach
 
 
@@ -54,17 +55,17 @@ def fill_kernel(memory: str) -> Kernel:
     return b.finish()
 
 
-def fill_value(lw: Lowering, out: Memory, dtype: T.DType, count: Scalar, v: int | float) -> None:
+def fill_value(lw: PlanWriter, out: Memory, dtype: T.DType, count: Scalar, v: int | float) -> None:
     """Every element = v."""
     _fill(lw, out, dtype, count, lw.f32(float(v)) if dtype.kind == "float" else lw.i64(int(v)))
 
 
-def _fill(lw: Lowering, out: Memory, dtype: T.DType, count: Scalar, value: Scalar) -> None:
+def _fill(lw: PlanWriter, out: Memory, dtype: T.DType, count: Scalar, value: Scalar) -> None:
     lw.launch(fill_kernel(MEMORY_OF[dtype.name]), [out, count, value], [], [out], rows=1, strides={0: dtype.nbytes})
 
 
 @lowers("full")
-def lower_full(lw: Lowering, n: Node) -> None:
+def lower_full(lw: PlanWriter, n: Node) -> None:
     count = lw.dim(n.type.count())
     if not n.args:
         return fill_value(lw, lw.out(n), n.dtype, count, n.attrs["value"])
@@ -74,7 +75,7 @@ def lower_full(lw: Lowering, n: Node) -> None:
     _fill(lw, lw.out(n), n.dtype, count, value)
 
 
-def materialised(lw: Lowering, n: Node) -> Memory:
+def materialised(lw: PlanWriter, n: Node) -> Memory:
     """Memory of a tensor operand; a scalar made a tensor or an immediate gets memory of its own."""
     if n.op not in ("from_scalar", "imm"):
         return lw.of(n)
@@ -110,7 +111,7 @@ def rows_kernel(memory: str) -> Kernel:
 
 
 @lowers("slice")
-def lower_slice(lw: Lowering, n: Node) -> None:
+def lower_slice(lw: PlanWriter, n: Node) -> None:
     x, a = n.args[0], n.attrs
     if a["axis"] != 0 or a["step"] != 1:
         from m3jit.kernels.lowering_moves import lower_strided_slice
@@ -142,7 +143,7 @@ def in_bounds_kernel(memory: str) -> Kernel:
 
 
 @lowers("in_bounds")
-def lower_in_bounds(lw: Lowering, n: Node) -> None:
+def lower_in_bounds(lw: PlanWriter, n: Node) -> None:
     ids, limit = n.args[0], n.attrs["limit"]
     if ids.op == "from_scalar":
         v = lw.scalar(ids.args[0])
@@ -159,7 +160,7 @@ def lower_in_bounds(lw: Lowering, n: Node) -> None:
 
 
 @lowers("element")
-def lower_element(lw: Lowering, n: Node) -> None:
+def lower_element(lw: PlanWriter, n: Node) -> None:
     x = n.args[0]
     if x.op == "from_scalar":
         lw.scalar_of[n] = lw.scalar(x.args[0])
@@ -171,7 +172,7 @@ def lower_element(lw: Lowering, n: Node) -> None:
 # -- quantised matrices ------------------------------------------------------------------------------------------------
 
 @lowers("quantize_activation")
-def lower_quantize(lw: Lowering, n: Node) -> None:
+def lower_quantize(lw: PlanWriter, n: Node) -> None:
     x, block = n.args[0], n.attrs["block"]
     rows, cols = rows_of(x), x.shape[-1]
     per_row = cols // block
@@ -182,7 +183,7 @@ def lower_quantize(lw: Lowering, n: Node) -> None:
 
 
 @lowers("qdot")
-def lower_qdot(lw: Lowering, n: Node) -> None:
+def lower_qdot(lw: PlanWriter, n: Node) -> None:
     q, w = n.args
     act, weight, y = lw.of(q, "act"), lw.weight(w.attrs["tensor"], "R16"), lw.out(n)
     lw.launch(qm.qmatmul(w.dtype.name),
@@ -197,7 +198,7 @@ def _record_bytes(w: Node) -> int:
 
 
 @lowers("qdot_gated")
-def lower_qdot_gated(lw: Lowering, n: Node) -> None:
+def lower_qdot_gated(lw: PlanWriter, n: Node) -> None:
     q, gate, up = n.args
     act, y = lw.of(q, "act"), lw.out(n)
     wg, wu = (lw.weight(w.attrs["tensor"], "R16") for w in (gate, up))
@@ -207,7 +208,7 @@ def lower_qdot_gated(lw: Lowering, n: Node) -> None:
 
 
 @lowers("routed_qdot")
-def lower_routed_qdot(lw: Lowering, n: Node) -> None:
+def lower_routed_qdot(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels.routed import routed_qmatmul
     q, w, experts = n.args
     act, weight, y, chosen = lw.of(q, "act"), lw.weight(w.attrs["tensor"], "R16"), lw.out(n), lw.of(experts)
@@ -216,7 +217,7 @@ def lower_routed_qdot(lw: Lowering, n: Node) -> None:
 
 
 @lowers("routed_matmul")
-def lower_routed_matmul(lw: Lowering, n: Node) -> None:
+def lower_routed_matmul(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels.routed import routed_matmul
     x, w, experts = n.args
     source, weights, y, chosen = lw.of(x), lw.of(w), lw.out(n), lw.of(experts)
@@ -241,7 +242,7 @@ def _scale(a: dict[str, Any]) -> float:
 
 
 @lowers("kv_append")
-def lower_kv_append(lw: Lowering, n: Node) -> None:
+def lower_kv_append(lw: PlanWriter, n: Node) -> None:
     past, *parts = n.args
     a, count = n.attrs, parts[0].shape[0]
     table = lw.kv_use(a["kv"], a["layer"], a["geometry"], a["dtype"], count)
@@ -257,7 +258,7 @@ def _stored(g: KVGeometry, dtype: str, dense: bool = False) -> attn.Geometry:
     return attn.Geometry(g.kv_heads, g.kv_heads, g.head_dim, dtype, dense=dense, value_dim=g.value_dim, shared=g.shared)
 
 
-def _attend(lw: Lowering, n: Node, pages: list[Any], table: Memory, past: Scalar, keys: Scalar, blocks: Dim,
+def _attend(lw: PlanWriter, n: Node, pages: list[Any], table: Memory, past: Scalar, keys: Scalar, blocks: Dim,
             dense: bool) -> None:
     q, a = n.args[0], n.attrs
     g = _geometry(n, dense)
@@ -276,7 +277,7 @@ def _attend(lw: Lowering, n: Node, pages: list[Any], table: Memory, past: Scalar
 
 
 @lowers("kv_attention")
-def lower_kv_attention(lw: Lowering, n: Node) -> None:
+def lower_kv_attention(lw: PlanWriter, n: Node) -> None:
     q, length = n.args
     a = n.attrs
     table = lw.kv_use(a["kv"], a["layer"], a["geometry"], a["dtype"])
@@ -286,7 +287,7 @@ def lower_kv_attention(lw: Lowering, n: Node) -> None:
 
 
 @lowers("attention")
-def lower_attention(lw: Lowering, n: Node) -> None:
+def lower_attention(lw: PlanWriter, n: Node) -> None:
     from m3jit.ir.tensor import dim_ceildiv
     q, past, *parts = n.args
     g = _stored(n.attrs["geometry"], "F32", dense=True)
@@ -300,7 +301,7 @@ def lower_attention(lw: Lowering, n: Node) -> None:
 # -- tables, rotations, dots --------------------------------------------------------------------------------------------
 
 @lowers("embed")
-def lower_embed(lw: Lowering, n: Node) -> None:
+def lower_embed(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels.embed import embed
     ids, table = n.args
     source, weights, out = materialised(lw, ids), lw.of(table), lw.out(n)
@@ -318,7 +319,7 @@ def _frequencies(theta: float, head_dim: int, scale: float) -> T.Tensor:
 
 
 @lowers("rope")
-def lower_rope(lw: Lowering, n: Node) -> None:
+def lower_rope(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels.rope import rope
     x, pos, *factors = n.args
     a = n.attrs
@@ -332,7 +333,7 @@ def lower_rope(lw: Lowering, n: Node) -> None:
 
 
 @lowers("matmul")
-def lower_matmul(lw: Lowering, n: Node) -> None:
+def lower_matmul(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels.matmul import matmul_columns, matmul_rows
     x, w = n.args
     source, weights, out = lw.of(x), lw.of(w), lw.out(n)
@@ -346,7 +347,7 @@ def lower_matmul(lw: Lowering, n: Node) -> None:
 
 
 @lowers("argmax")
-def lower_argmax(lw: Lowering, n: Node) -> None:
+def lower_argmax(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels.argmax import argmax_columns, argmax_rows
     x, axis = n.args[0], n.attrs["axis"]
     source, out = lw.of(x), lw.out(n)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from m3jit.ir.lower import Lowering, Memory
+from m3jit.ir.plan_writer import Memory, PlanWriter
 from m3jit.ir.plan import Scalar
 from m3jit.ir.tensor import Dim, Node, dim_add, dim_mul
 from m3jit.kernels import moves
@@ -16,10 +16,10 @@ def strides(shape: Sequence[Dim]) -> list[Dim]:
     return [dim_mul(*shape[i + 1:]) for i in range(len(shape))]
 
 
-def copy(lw: Lowering, width: int, src: Memory, dst: Memory, dims: Sequence[Dim], steps: Sequence[Dim],
+def copy(lw: PlanWriter, width: int, src: Memory, dst: Memory, dims: Sequence[Dim], steps: Sequence[Dim],
          targets: Sequence[Dim], src_offset: Dim = 0, dst_offset: Dim = 0, small: bool = False) -> None:
     """dst[dst_offset + i . targets] = src[src_offset + i . steps] for all i < dims; the innermost target stride is 1.
-    small: as for `Lowering.launch`."""
+    small: as for `PlanWriter.launch`."""
     pad = moves.RANK - len(dims)
     d = [1] * pad + list(dims)
     s = [0] * pad + list(steps)
@@ -29,7 +29,7 @@ def copy(lw: Lowering, width: int, src: Memory, dst: Memory, dims: Sequence[Dim]
 
 
 @lowers("broadcast")
-def lower_broadcast(lw: Lowering, n: Node) -> None:
+def lower_broadcast(lw: PlanWriter, n: Node) -> None:
     x = n.args[0]
     source, out = materialised(lw, x), lw.out(n)
     lead = len(n.shape) - x.rank
@@ -40,7 +40,7 @@ def lower_broadcast(lw: Lowering, n: Node) -> None:
 
 
 @lowers("transpose")
-def lower_transpose(lw: Lowering, n: Node) -> None:
+def lower_transpose(lw: PlanWriter, n: Node) -> None:
     x, perm = n.args[0], n.attrs["perm"]
     source, out = lw.of(x), lw.out(n)
     s = strides(x.shape)
@@ -48,7 +48,7 @@ def lower_transpose(lw: Lowering, n: Node) -> None:
     copy(lw, n.dtype.nbytes, source, out, shape, [s[p] for p in perm] or [0], strides(shape))
 
 
-def lower_strided_slice(lw: Lowering, n: Node) -> None:
+def lower_strided_slice(lw: PlanWriter, n: Node) -> None:
     x, a = n.args[0], n.attrs
     source, out = lw.of(x), lw.out(n)
     s = strides(x.shape)
@@ -58,7 +58,7 @@ def lower_strided_slice(lw: Lowering, n: Node) -> None:
 
 
 @lowers("concat")
-def lower_concat(lw: Lowering, n: Node) -> None:
+def lower_concat(lw: PlanWriter, n: Node) -> None:
     at, out = n.attrs["axis"], lw.out(n)
     sources = [materialised(lw, x) for x in n.args]
     outer, row = dim_mul(*n.shape[:at]), dim_mul(*n.shape[at:])
@@ -70,7 +70,7 @@ def lower_concat(lw: Lowering, n: Node) -> None:
 
 
 @lowers("pad")
-def lower_pad(lw: Lowering, n: Node) -> None:
+def lower_pad(lw: PlanWriter, n: Node) -> None:
     x, a = n.args[0], n.attrs
     source, out = lw.of(x), lw.out(n)
     fill_value(lw, out, n.dtype, lw.dim(n.type.count()), a["value"])
@@ -82,7 +82,7 @@ def lower_pad(lw: Lowering, n: Node) -> None:
 
 
 @lowers("tile")
-def lower_tile(lw: Lowering, n: Node) -> None:
+def lower_tile(lw: PlanWriter, n: Node) -> None:
     x, at = n.args[0], n.attrs["axis"]
     source, out = lw.of(x), lw.out(n)
     mine = dim_mul(*x.shape[at:])
@@ -91,7 +91,7 @@ def lower_tile(lw: Lowering, n: Node) -> None:
 
 
 @lowers("gather")
-def lower_gather(lw: Lowering, n: Node) -> None:
+def lower_gather(lw: PlanWriter, n: Node) -> None:
     x, index = n.args
     at = n.attrs["axis"]
     source, i, out = lw.of(x), materialised(lw, index), lw.out(n)
@@ -101,7 +101,7 @@ def lower_gather(lw: Lowering, n: Node) -> None:
 
 
 @lowers("scatter")
-def lower_scatter(lw: Lowering, n: Node) -> None:
+def lower_scatter(lw: PlanWriter, n: Node) -> None:
     acc, index, values = n.args
     at = n.attrs["axis"]
     start, i, v, out = lw.of(acc), materialised(lw, index), lw.of(values), lw.out(n)
@@ -114,14 +114,14 @@ def lower_scatter(lw: Lowering, n: Node) -> None:
 # -- order ------------------------------------------------------------------------------------------------------------
 
 @lowers("result")
-def lower_result(lw: Lowering, n: Node) -> None:
+def lower_result(lw: PlanWriter, n: Node) -> None:
     """One result of an operation with several: its memory was made with the operation."""
     pair, part = n.args[0], ("values", "indices")[n.attrs["index"]]
     lw.adopt(n, pair, part)
 
 
 @lowers("sort", "topk")
-def lower_sort(lw: Lowering, n: Node) -> None:
+def lower_sort(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels import sort
     x, a = n.args[0], n.attrs
     memory = MEMORY_OF[x.dtype.name]
@@ -143,7 +143,7 @@ def lower_sort(lw: Lowering, n: Node) -> None:
 # -- blocks -----------------------------------------------------------------------------------------------------------
 
 @lowers("dequantize")
-def lower_dequantize(lw: Lowering, n: Node) -> None:
+def lower_dequantize(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels.embed import dequantize
     x = n.args[0]
     source, out = lw.of(x), lw.out(n)
@@ -151,7 +151,7 @@ def lower_dequantize(lw: Lowering, n: Node) -> None:
 
 
 @lowers("quantize")
-def lower_quantize_blocks(lw: Lowering, n: Node) -> None:
+def lower_quantize_blocks(lw: PlanWriter, n: Node) -> None:
     from m3jit.isa.types import DTYPES
     from m3jit.kernels.convert import quantize
     x, dtype = n.args[0], DTYPES[n.attrs["dtype"]]
@@ -162,7 +162,7 @@ def lower_quantize_blocks(lw: Lowering, n: Node) -> None:
 
 
 @lowers("conv")
-def lower_conv(lw: Lowering, n: Node) -> None:
+def lower_conv(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels.conv import conv
     x, w, *bias = n.args
     a = n.attrs
@@ -177,7 +177,7 @@ def lower_conv(lw: Lowering, n: Node) -> None:
 
 
 @lowers("reduce")
-def lower_reduce(lw: Lowering, n: Node) -> None:
+def lower_reduce(lw: PlanWriter, n: Node) -> None:
     """Along an axis that is not the last one."""
     from m3jit.kernels.reduce import reduce_columns
     x, axis = n.args[0], n.attrs["axis"]
@@ -190,7 +190,7 @@ def lower_reduce(lw: Lowering, n: Node) -> None:
 # -- drawing a token --------------------------------------------------------------------------------------------------
 
 @lowers("sample")
-def lower_sample(lw: Lowering, n: Node) -> None:
+def lower_sample(lw: PlanWriter, n: Node) -> None:
     from m3jit.kernels import sample as sm
     x, rng, top_k, temperature, top_p, min_p, penalty, *others = n.args
     a = n.attrs

@@ -4,14 +4,14 @@ from __future__ import annotations
 from typing import Any
 
 from m3jit.ir.eager_recurrent import scan_shape
-from m3jit.ir.lower import Lowering
+from m3jit.ir.plan_writer import PlanWriter
 from m3jit.ir.tensor import Node
 from m3jit.kernels import recurrent
 from m3jit.kernels.lowering import lowers
 
 
 @lowers("causal_conv")
-def lower_causal_conv(lw: Lowering, n: Node) -> None:
+def lower_causal_conv(lw: PlanWriter, n: Node) -> None:
     x, w, *bias, old = n.args
     reads = [lw.of(a) for a in (x, w, *bias, old)]
     rows, after = lw.out(n, "values", x.type.nbytes()), lw.out(n)
@@ -20,7 +20,7 @@ def lower_causal_conv(lw: Lowering, n: Node) -> None:
 
 
 @lowers("scan")
-def lower_scan(lw: Lowering, n: Node) -> None:
+def lower_scan(lw: PlanWriter, n: Node) -> None:
     x, dt, a, b, c, *d, old = n.args
     at = n.attrs
     runs, length, _ = scan_shape(x.shape[1], at["d_state"], at["heads"], at["groups"])

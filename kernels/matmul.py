@@ -17,7 +17,8 @@ from __future__ import annotations
 import functools
 from typing import Callable, Sequence
 
-from m3jit.ir.loop import MEMORY, Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import MEMORY, Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 from m3jit.isa.types import DTYPES, DType
 from m3jit.kernels import blocks
 from m3jit.kernels.embed import FLOAT_MEMORY

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 
-from m3jit.ir.loop import Builder, Kernel, Value
+from m3jit.ir.loop import Kernel, Value
+from m3jit.ir.loop_builder import Builder
 
 WIDTHS = {1: "u8", 2: "u16", 4: "i32", 8: "i64"}     # bytes of an element -> memory type that copies its bits
 RANK = 5

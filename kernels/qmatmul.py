@@ -23,7 +23,8 @@ import functools
 from typing import Callable, Sequence
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 from m3jit.isa.types import DType, DTYPES
 from m3jit.kernels import layout, qmatmul_32, qmatmul_256
 from m3jit.kernels.quantize import RECORD_BYTES

@@ -4,7 +4,8 @@ from __future__ import annotations
 from typing import Callable, Sequence
 
 from m3jit.ir.eager_blocks import IQ4_VALUES
-from m3jit.ir.loop import Buffer, Builder, Value
+from m3jit.ir.loop import Buffer, Value
+from m3jit.ir.loop_builder import Builder
 from m3jit.kernels.qmatmul_parts import AHEAD, FEW, NIBBLE, Block, Pairs, Sums, add_scaled, dot, moved, table_words
 from m3jit.kernels.quantize import BIAS32, D256, HIGH, LOW, MINUS_SUM
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Callable, Sequence
 
 from m3jit.ir.eager_blocks import E2M1_VALUES, IQ4_VALUES
-from m3jit.ir.loop import Buffer, Builder, Value
+from m3jit.ir.loop import Buffer, Value
+from m3jit.ir.loop_builder import Builder
 from m3jit.kernels.qmatmul_parts import AHEAD_TOKENS, NIBBLE, Block, Pairs, Sums, dot, moved, table_words
 from m3jit.kernels.quantize import BIAS8, BIAS128, D32, SUM32
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Callable, Sequence
 
-from m3jit.ir.loop import Buffer, Builder, Value
+from m3jit.ir.loop import Buffer, Value
+from m3jit.ir.loop_builder import Builder
 
 NIBBLE = 0x0F0F0F0F
 FEW = 4                                      # tiles x tokens up to which there are registers for more sums at once

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import functools
 
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 
 RECORD_BYTES = {32: 48, 256: 352}
 # word offsets inside a record

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import Builder, Kernel, Value, Var
+from m3jit.ir.loop import Kernel, Value
+from m3jit.ir.loop_builder import Builder, Var
 from m3jit.ir.trace_recurrent import MAX_TAPS
 from m3jit.isa.cells import LANES
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import functools
 
-from m3jit.ir.loop import MEMORY, Builder, Kernel, Value
+from m3jit.ir.loop import MEMORY, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 
 OPS = ("SUM", "PROD", "MAX", "MIN")
 DOT = 64

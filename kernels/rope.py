@@ -4,7 +4,8 @@ from __future__ import annotations
 import functools
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 
 
 @functools.lru_cache(maxsize=None)

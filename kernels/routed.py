@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from typing import Sequence
 
-from m3jit.ir.loop import Builder, Kernel, Value
+from m3jit.ir.loop import Kernel, Value
+from m3jit.ir.loop_builder import Builder
 from m3jit.isa.types import DTYPES, DType
 from m3jit.kernels import layout
 from m3jit.kernels.matmul import QUARTERS, ROWS, RowsKernel

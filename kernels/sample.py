@@ -17,7 +17,8 @@ import functools
 from dataclasses import dataclass
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import Buffer, Builder, Kernel, Value, Var
+from m3jit.ir.loop import Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder, Var
 from m3jit.kernels.sort import DIGITS, radix_pass
 
 OK, NOTHING_ALLOWED, BAD_HISTORY = 0, 1, 2   # status

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 
-from m3jit.ir.loop import MEMORY, Buffer, Builder, Kernel, Value
+from m3jit.ir.loop import MEMORY, Buffer, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 
 DIGITS = 256
 KEY_BYTES = {"f32": 4, "f16": 4, "bf16": 4, "i8": 4, "u8": 4, "i16": 4, "i32": 4, "i64": 8}

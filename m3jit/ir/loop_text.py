@@ -29,7 +29,8 @@ from __future__ import annotations
 import re
 from typing import Any, Iterator, NoReturn, Sequence
 
-from m3jit.ir.loop import FLOATS, MEMORY, PURE, TYPES, Buffer, Builder, Kernel, LoopError, Param, Value, Var
+from m3jit.ir.loop import FLOATS, MEMORY, PURE, TYPES, Buffer, Kernel, LoopError, Param, Value
+from m3jit.ir.loop_builder import Builder, Var
 
 _DEFAULT = {int: "i64", float: "f32"}                       # type of a constant written without a suffix
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"

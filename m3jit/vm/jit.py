@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable
 
 from m3jit.ir.lift import FULL, VARIANTS, Entry, Lifter
-from m3jit.ir.lower import Region, lower
+from m3jit.ir.lower import lower
 from m3jit.ir.passes import PassLog, run_passes
 from m3jit.ir.passes.fuse import Group
+from m3jit.ir.region import Region
 from m3jit.ir.tensor import Function, Leave, Node, Retired, Sym, TensorType, eval_dim
 from m3jit.isa.types import Tensor
 from m3jit.vm.ahead import companions, run_with

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Protocol, Sequence
 
 import numpy as np
 
-from m3jit.ir.lower import ExitInfo, Region
+from m3jit.ir.region import ExitInfo, Region
 from m3jit.ir.plan import ABANDONED, FrameWord
 from m3jit.ir.tensor import DimExpr, F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
 from m3jit.ir.trace_model import kv_type

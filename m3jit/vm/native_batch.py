@@ -11,7 +11,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from m3jit.ir.lower import ExitInfo
+from m3jit.ir.region import ExitInfo
 from m3jit.ir.plan import ABANDONED
 from m3jit.ir.tensor import Sym, dim_syms, eval_dim
 from m3jit.isa.kv import KVStream

@@ -10,7 +10,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from m3jit.ir.lower import Store
+from m3jit.ir.region import Store
 from m3jit.isa.cells import Cell, CellState, Key, Layout, Memory, elements_of, take, zero
 
 EMPTY = CellState()

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from m3jit.ir.eager_scalar import NAN
-from m3jit.ir.lower import ExitInfo, Store
+from m3jit.ir.region import ExitInfo, Store
 from m3jit.ir.tensor import Sym, TensorType, eval_dim
 from m3jit.ir.trace_recurrent import is_cell
 from m3jit.isa.kv import KVStream

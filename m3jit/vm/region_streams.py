@@ -8,7 +8,7 @@ from typing import Any, Collection, Iterable, Sequence
 
 import numpy as np
 
-from m3jit.ir.lower import KvUse
+from m3jit.ir.region import KvUse
 from m3jit.ir.tensor import Sym, eval_dim
 from m3jit.isa.kv import DTYPES, PAGE, KVStream
 

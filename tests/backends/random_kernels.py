@@ -12,7 +12,8 @@ from typing import Any, Callable
 
 import numpy as np
 
-from m3jit.ir.loop import FLOATS, INTS, MEMORY, Builder, Kernel, Value
+from m3jit.ir.loop import FLOATS, INTS, MEMORY, Kernel, Value
+from m3jit.ir.loop_builder import Builder
 
 ELEMENTS = 150                              # of every input array; groups past the end are masked
 NUMPY = {"i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64}

@@ -10,7 +10,8 @@ from m3jit.backends.cpu.cache import DiskCache
 from m3jit.backends.cpu.engine import Engine
 from m3jit.backends.cpu.render import UnsupportedKernel
 from m3jit.backends.cpu.target import CpuTarget, TargetError, host
-from m3jit.ir.loop import Builder, Kernel
+from m3jit.ir.loop import Kernel
+from m3jit.ir.loop_builder import Builder
 from tests.backends.cpu_engines import LEVELS, check, engine
 from tests.backends.test_cpu_memory import conversion_kernel
 from tests.backends.test_cpu_ops import SPECIAL, ops_kernel

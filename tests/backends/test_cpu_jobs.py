@@ -14,7 +14,8 @@ import pytest
 
 from m3jit.backends.cpu import pool
 from m3jit.backends.cpu.runtime import CHUNKS_PER_THREAD, MAX_THREADS, MOST_ITEMS
-from m3jit.ir.loop import Builder, Kernel
+from m3jit.ir.loop import Kernel
+from m3jit.ir.loop_builder import Builder
 from m3jit.ir.plan import Barrier, Copy, Exit, Launch, Plan, PlanBlock, Scalar
 from tests.backends.cpu_engines import engine
 from tests.backends.test_cpu_region import FREE, chain_plan, const, frame_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from m3jit.ir.loop import MEMORY, Builder
+from m3jit.ir.loop import MEMORY
+from m3jit.ir.loop_builder import Builder
 from tests.backends.cpu_engines import LEVELS, check, engine
 from tests.loop_eval import STORAGE, bf16_bits
 

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from m3jit.ir.loop import MEMORY, Builder, PURE
+from m3jit.ir.loop import MEMORY, PURE
+from m3jit.ir.loop_builder import Builder
 from tests.backends.cpu_engines import LEVELS, check, engine
 
 SPECIAL = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from m3jit.backends.cpu.region import PlanError
-from m3jit.ir.loop import Builder
+from m3jit.ir.loop_builder import Builder
 from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll, Retire, Scalar,
                            StoreFrame)
 from tests.backends.cpu_engines import LEVELS, engine

@@ -10,7 +10,7 @@ import pytest
 from m3jit.backends.opencl import engine as opencl
 from m3jit.backends.opencl.render import render_opencl, symbol
 from m3jit.errors import InternalError, UserError
-from m3jit.ir.loop import Builder
+from m3jit.ir.loop_builder import Builder
 from m3jit.kernels import attention
 from tests.backends import executors as E
 from tests.backends.kernel_cases import CASES

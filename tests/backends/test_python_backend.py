@@ -18,7 +18,7 @@ from m3jit.backends.python.control_word import default_rounding
 from m3jit.backends.python.engine import PythonEngine
 from m3jit.backends.python.render import HELPERS, identifier, render_python
 from m3jit.backends.python import runtime_plain
-from m3jit.ir.loop import Builder
+from m3jit.ir.loop_builder import Builder
 from tests.backends import test_cpu_region as plans
 from tests.backends.executors import CPU, EVALUATOR, NUMBA, PLAIN, PTX, agree
 from tests.backends.kernel_cases import CASES

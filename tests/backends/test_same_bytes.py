@@ -15,7 +15,8 @@ import pytest
 
 import m3jit.kernels
 from m3jit.backends.cuda.render import refusal as cuda_refusal
-from m3jit.ir.loop import Builder, Kernel
+from m3jit.ir.loop import Kernel
+from m3jit.ir.loop_builder import Builder
 from tests.backends import executors as E
 from tests.backends.executors import LAUNCHES, agree
 from tests.backends.kernel_cases import CASES, Case

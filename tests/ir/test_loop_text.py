@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from m3jit.ir.loop import Builder, LoopError, canonical
+from m3jit.ir.loop import LoopError, canonical
+from m3jit.ir.loop_builder import Builder
 from m3jit.ir.loop_text import LoopTextError, parse_kernel, print_kernel
 from tests.backends.kernel_cases import CASES
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from m3jit.ir import eager_math, scalar_math
-from m3jit.ir.loop import Builder
+from m3jit.ir.loop_builder import Builder
 from tests.exact import exact_f32
 
 WITNESS = {"exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": special.erf, "sin": np.sin, "cos": np.cos,

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from m3jit.ir import scalar_math
-from m3jit.ir.loop import Builder
+from m3jit.ir.loop_builder import Builder
 from m3jit.isa.types import DType
 from tests.loop_eval import fma32, run_kernel
 

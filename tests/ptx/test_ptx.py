@@ -10,7 +10,8 @@ import pytest
 
 from m3jit.backends.cuda.render import STATIC_SHARED, refusal, render_ptx
 from m3jit.errors import UserError
-from m3jit.ir.loop import Builder, walk
+from m3jit.ir.loop import walk
+from m3jit.ir.loop_builder import Builder
 from m3jit.kernels import attention
 from tests.backends import executors as E
 from tests.backends.kernel_cases import CASES
