@@ -18,6 +18,8 @@ class Debugging:
 
     path = None                                        # no log is written
     takes_input = True                                 # standard input is the debugger's
+    steering: Any = None
+    finish: Any = None                           # as a `Recording` has them
 
     def __init__(self, commands: tuple[str, ...], adapter: bool = False):
         from m3jit.timetravel.history import History, Watcher
@@ -27,6 +29,7 @@ class Debugging:
         """Let someone go through the run of a machine that stands before its first instruction."""
         from m3jit.timetravel.debugger import Debugger
         quiet(vm)
+        self.recorder.tape.steered = self.steering is not None
         debugger = Debugger(vm, self.recorder)
         try:
             converse(debugger, self.commands, self.adapter)

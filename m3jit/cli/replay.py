@@ -27,7 +27,8 @@ def replay(log: str, program: str | None, moved: tuple[str, ...], quiet: bool, m
     The run may use another backend and another number of threads. Exit code 7: it did something else than the log says;
     where, and what was expected, is said. PROGRAM: refuse the log unless it is of this program.
     """
-    from m3jit.cli import what
+    from m3jit.cli import steered, what
+    from m3jit.cli.debugging import quiet as hushed
     from m3jit.cli.machine import limit_memory
     from m3jit.cli.run import check_files
     from m3jit.timetravel.replay import Replay
@@ -37,6 +38,9 @@ def replay(log: str, program: str | None, moved: tuple[str, ...], quiet: bool, m
     given = what.open_program(what.find(program)) if program is not None else None
     again = Replay(log, what.LazyModels(), options["backend"], options["threads"], given, options["files"],
                    options["any_version"], moved, echo=not quiet)
+    if quiet:
+        hushed(again.vm)
+    steered.again(again, again.models, quiet)
     report = again.run()
     if report.error is not None and not report.torn:
         note(f"the run ended with: {report.error}")

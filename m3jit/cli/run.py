@@ -73,8 +73,8 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     limit = options["memory_limit"]
     limit_memory(limit)
     check_files(options["files"])
-    if options["store"] is not None and options["recording"] is not None:
-        raise UsageError("--store: a recorded run begins at its beginning; leave it out")
+    if options["store"] is not None and options["recording"] is not None and options["recording"].path is None:
+        raise UsageError("--store: the debugger goes forward and back, a store forward only; leave it out")
     found = whats.find(what)
     for output in (options["trace"], options["recording"] and options["recording"].path):
         keep_inputs(output, found.reference, *options["inputs"])
@@ -128,15 +128,21 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
         language.check(len(ids), settings)
         program = models.models.program(model, found.reference, compiled)
         return _run(_machine(program, models, limit, options), program, [ids], options)
-    if options["recording"] is not None or options["store"] is not None:
-        raise UsageError(f"{'record' if options['store'] is None else '--store'}: {', '.join(steered.given(options))} are "
-                         "decided outside the program, token by token; a log or a store holds what a program does by "
-                         "itself. Leave them out")
+    if options["store"] is not None:
+        raise UsageError(f"--store: {', '.join(steered.given(options))} are decided outside the program, token by token; a "
+                         "store holds what a program does by itself. Leave them out")
     machine = {"max_steps": options["max_steps"], "timeout": options["timeout"], "profile": options["profile"]}
+    recording = options["recording"]
+    if recording is not None:
+        from m3jit.timetravel.steering import Steering
+        machine["record"], recording.steering = recording.recorder, Steering.made(found.reference, settings.checked())
     generated = language.start(ids.tolist(), settings, **machine, **({"memory_limit": limit} if limit else {}))
     steering = steered.Steered(generated)
+    if recording is not None:
+        recording.finish = steering.finish             # what it says at the end is part of the log
     _run(generated.vm, generated.vm.image.program, None, options)
-    steering.finish()
+    if recording is None:
+        steering.finish()
     return 0
 
 
@@ -205,7 +211,8 @@ def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, An
             with store.kept(vm, options["store"]):
                 vm.run()
         else:
-            options["recording"].run(vm, output.command_line())
+            with store.kept(vm, options["store"], fresh=True):
+                options["recording"].run(vm, output.command_line())
     finally:
         observers.finish(time.perf_counter() - began)
     return 0

@@ -70,11 +70,23 @@ def _grammar(options: dict[str, Any]) -> Any:
     return Grammar("gbnf" if os.path.splitext(path)[1].lower() == ".gbnf" else "lark", text)
 
 
-class Steered:
-    """Joins a `GeneratedText` with the machine's standard output."""
+def again(replay: Any, models: Any, quiet: bool) -> None:
+    """Steer a replay as the recorded run was, if it was: the text is made of the tokens again, and compared."""
+    kept, vm = replay.steering, replay.vm
+    if kept is None:
+        return
+    from m3jit.api.generated import GeneratedText
+    text = GeneratedText(vm, models.load(kept.model), (), kept.stop, -1 if kept.logprobs is None else kept.logprobs)
+    vm.set_sink("LOGPROBS", text.take_logprobs)
+    replay.recorder.derives = replay.recorder.echo = True
+    replay.finish = Steered(text, quiet).finish
 
-    def __init__(self, text: Any):
-        self.text, self.vm = text, text.vm
+
+class Steered:
+    """Joins a `GeneratedText` with the machine's standard output.  quiet: log-probabilities are not shown."""
+
+    def __init__(self, text: Any, quiet: bool = False):
+        self.text, self.vm, self.quiet = text, text.vm, quiet
         self.vm.set_sink("TOKENS", self._take)
 
     def _take(self, item: bytes) -> None:
@@ -91,8 +103,10 @@ class Steered:
         while self.text.ready:
             piece = self.text.ready.popleft()
             if piece.text:
-                self.vm.sinks["OUTPUT"].write(Item("TEXT", piece.text.encode()), True)
-            if piece.logprobs:
+                item = Item("TEXT", piece.text.encode())
+                self.vm.recorder.said(self.vm.main, "OUTPUT", item)
+                self.vm.sinks["OUTPUT"].write(item, True)
+            if piece.logprobs and not self.quiet:
                 found = piece.logprobs
                 others = "".join(f"  {c.logprob:9.4f} {c.text!r}" for c in found.top)
                 note(f"{found.chosen.logprob:9.4f} {found.chosen.text!r}" + (f"  |{others}" if others else ""))

@@ -141,15 +141,19 @@ class _Stops:
 
 
 @contextlib.contextmanager
-def kept(vm: Any, folder: str | None) -> Iterator[None]:
+def kept(vm: Any, folder: str | None, fresh: bool = False) -> Iterator[None]:
     """A run with --store: it begins at the store's last version.  One that is stopped leaves a version of where it was;
     one that is broken off in the middle of an instruction leaves none; one that comes to its end leaves none to go on
-    from."""
+    from.  fresh: one that is recorded; UserError: it would not begin at its beginning, where a log begins."""
     if folder is None:
         yield
         return
     from m3jit.durable.checkpoints import RUN
     disk = vm.checkpoints
+    if fresh and RUN in disk.store.names():
+        raise UserError(f"{folder}: a run would go on from version {disk.store.latest(RUN).number}, and the log of a run "
+                        f"begins at its beginning. Give --store an empty folder, or forget the version (m3jit store "
+                        f"{folder} --remove {RUN})")
     back = disk.resume(vm)
     if back is not None:
         note(f"{folder}: going on from version {back.version.number}")

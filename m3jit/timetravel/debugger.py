@@ -9,6 +9,7 @@ from m3jit.timetravel.engine import Engine, check_time
 from m3jit.timetravel.history import History, Watcher
 from m3jit.timetravel.log_file import MAGIC, LogReader
 from m3jit.timetravel.replay import STOPPED, KnownModels, machine, program_of
+from m3jit.timetravel.steering import SINKS, Steering
 from m3jit.timetravel.stops import Breakpoint, Watch, layer_pcs, place
 from m3jit.vm.context import Context
 
@@ -180,7 +181,10 @@ def open_log(path: str, models: Any, backend: str = "auto", threads: int | None 
     """A debugger of a recorded run.  LogError, UserError: the log is damaged, or of something else."""
     reader = LogReader(path)
     program = program_of(reader.head, path)
-    watcher = Watcher(History(reader.events()), live=False)
+    history = History(reader.events())
+    steering = Steering.of(reader.head, path)
+    history.steered = steering is not None
+    watcher = Watcher(history, live=False)
     end = reader.end
     watcher.end = end["retired"] if end is not None and type(end.get("retired")) is int else 0
     watcher.ended_by_itself = end is not None and end.get("status") not in STOPPED
@@ -188,7 +192,10 @@ def open_log(path: str, models: Any, backend: str = "auto", threads: int | None 
     for reference in reader.head["models"]:
         known.load(reference)
     scratch = tempfile.TemporaryDirectory(prefix="m3jit-debug-")       # for files that the program writes
-    vm = machine(reader.head, program, known if moved else models, watcher, backend, threads, scratch.name)
+    extensions = steering.extensions(known, path, any_version=True) if steering is not None else None
+    vm = machine(reader.head, program, known if moved else models, watcher, backend, threads, scratch.name, extensions)
+    for name in SINKS if steering is not None else ():
+        vm.set_sink(name, lambda item: None)           # what the host made of it is in the log
     debugger = Debugger(vm, watcher)
     debugger.scratch = scratch
     return debugger

@@ -3,17 +3,20 @@ from __future__ import annotations
 
 from typing import Any, Iterable
 
+from m3jit.timetravel.steering import SINKS, TOKENS
 from m3jit.vm.recording import Event, Output, Recorder
 
 
 class History:
     """Events in order and a place among them: a `Tape` and a `Log` at once.
 
-    at: how many events are behind the machine; fresh: was the last one met for the first time?"""
+    at: how many events are behind the machine; fresh: was the last one met for the first time?  steered: the host makes
+    text of the program's tokens, which is what is of interest."""
 
     def __init__(self, events: Iterable[Event] = ()):
         self.events: list[Event] = list(events)
         self.at = self.seen = 0
+        self.steered = False
         self.fresh = True
 
     @property
@@ -35,7 +38,8 @@ class History:
 
     def outputs(self, since: int) -> list[Output]:
         """What was written between an earlier place and this one."""
-        return [e.value for e in self.events[since:self.at] if e.what == "output"]
+        return [e.value for e in self.events[since:self.at] if e.what == "said" or e.what == "output" and not
+                (self.steered and e.value.sink in SINKS)]
 
 
 class Watcher(Recorder):
@@ -57,5 +61,5 @@ class Watcher(Recorder):
 
     def leave(self, ctx: Any, sink: str, item: Any, write: Any) -> None:
         super().leave(ctx, sink, item, write)
-        if self.on_output is not None:
+        if self.on_output is not None and not (self.tape.steered and sink in SINKS and sink != TOKENS):
             self.on_output(ctx)

@@ -29,7 +29,8 @@ from m3jit.vm.recording import Event, Output, Raised
 
 MAGIC, FORMAT = b"M3JITLOG", 1
 HEAD, EVENTS, END = 1, 2, 3
-KINDS = ("", "clock", "time", "sense", "interrupt", "output", "failed", "block", "wake", "digest", "wfi", "lock")
+KINDS = ("", "clock", "time", "sense", "interrupt", "output", "failed", "block", "wake", "digest", "wfi", "lock",
+         "said")
 CHUNK = 1 << 15                    # bytes of events that are written at once
 PERIOD = 0.05                      # seconds an event waits for others
 PIECE = 1 << 20                    # bytes that are checked at once
@@ -141,14 +142,14 @@ class LogWriter:
 def _fits(what: str, value: Any) -> bool:
     """Is the value one that an event of this kind has?"""
     if isinstance(value, Raised):
-        return what not in ("output", "block", "wake", "digest", "interrupt")
+        return what not in ("output", "said", "block", "wake", "digest", "interrupt")
     if what in ("clock", "time", "wfi", "lock"):
         return type(value) is int and -2 ** 63 <= value < 2 ** 63
     if what == "sense":
         return type(value) is tuple and len(value) == 2 and type(value[1]) is int
     if what == "wake":
         return type(value) is tuple and len(value) == 3 and all(type(n) is int for n in value)
-    kind = {"output": Output, "failed": Raised, "block": str, "digest": str, "interrupt": bool}.get(what, object)
+    kind = {"output": Output, "said": Output, "failed": Raised, "block": str, "digest": str, "interrupt": bool}.get(what, object)
     return isinstance(value, kind)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from typing import Any
+from typing import Any, Callable
 
 import xxhash
 
@@ -12,6 +12,7 @@ from m3jit.errors import InternalError, Trap, UserError
 from m3jit.isa.fields import Reg
 from m3jit.isa.types import Tensor
 from m3jit.timetravel.log_file import LogWriter
+from m3jit.timetravel.steering import Steering
 from m3jit.vm.digest import digest
 from m3jit.vm.recording import Recorder
 
@@ -22,10 +23,13 @@ DIGEST_SECONDS, DIGEST_SHARE = 1.0, 50                 # a digest at most so oft
 class Recording:
     """A run into a file.  The machine is made with `recorder`; `begin` before its run, `end` after it.
 
-    every: outputs between two digests of the state (None: one a second or less)."""
+    every: outputs between two digests of the state (None: one a second or less).  steering: what the host adds to the
+    program (m3jit.timetravel.steering); finish: called when the program has come to its end, before the log does."""
 
     def __init__(self, path: str, every: int | None = None):
         self.path, self.every = path, every
+        self.steering: Steering | None = None
+        self.finish: Callable[[], None] = lambda: None
         self.recorder = Recorder(record=self)
         self.recorder.wants_digest, self.recorder.digest = self._wants_digest, self._digest
         self.writer: LogWriter | None = None
@@ -34,7 +38,8 @@ class Recording:
     def begin(self, vm: Any, command: str = "") -> None:
         """Write what is run: the machine as it stands, before its first instruction."""
         self.vm = vm
-        self.writer = LogWriter(self.path, head_of(vm, command))
+        head = head_of(vm, command)
+        self.writer = LogWriter(self.path, head | ({"steering": self.steering.kept()} if self.steering else {}))
         self._next = time.monotonic() + DIGEST_SECONDS
 
     def run(self, vm: Any, command: str = "") -> None:
@@ -42,6 +47,7 @@ class Recording:
         self.begin(vm, command)
         try:
             vm.run()
+            self.finish()
         except BaseException as e:
             self.end(e)
             raise

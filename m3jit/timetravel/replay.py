@@ -5,7 +5,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import m3jit
 from m3jit.durable import Checkpoints
@@ -13,6 +13,7 @@ from m3jit.errors import Divergence, InternalError, M3Error, UserError
 from m3jit.frontend.program import Program
 from m3jit.timetravel.log_file import LogError, LogReader
 from m3jit.timetravel.record import COMPRESSED, fingerprint, program_hash
+from m3jit.timetravel.steering import Steering
 from m3jit.vm.digest import digest
 from m3jit.vm.recording import Event, RecordEnds, Recorder, Tape
 from m3jit.vm.vm import VM
@@ -96,7 +97,8 @@ class Replay:
     """A recorded run, ready to be repeated.
 
     program: must be the recorded one (None: the copy in the log).  files: where files of the program go (None: nowhere).
-    any_version: also logs of other versions of m3jit.  LogError, UserError: the log is damaged, or of something else."""
+    any_version: also logs of other versions of m3jit, and of the library of grammars.  finish: called when the program has
+    come to its end, as `Recording.finish`.  LogError, UserError: the log is damaged, or of something else."""
 
     def __init__(self, path: str, models: Any, backend: str = "auto", threads: int | None = None,
                  program: Program | None = None, files: str | None = None, any_version: bool = False,
@@ -118,9 +120,14 @@ class Replay:
         known = KnownModels(models, head["models"], path, moved)
         for reference in head["models"]:
             known.load(reference)                      # another model is said before the run
+        self.models = known
         if not moved:                                  # machines with one provider share what they compile
             known = models
-        self.vm = machine(head, program or recorded, known, self.recorder, backend, threads, files or self._scratch.name)
+        self.steering = Steering.of(head, path)
+        self.extensions = self.steering.extensions(known, path, any_version) if self.steering is not None else None
+        self.finish: Callable[[], None] = lambda: None
+        self.vm = machine(head, program or recorded, known, self.recorder, backend, threads, files or self._scratch.name,
+                          self.extensions)
 
     def _events(self) -> Iterator[Event]:
         yield from self.reader.events()
@@ -136,6 +143,7 @@ class Replay:
         error: BaseException | None = None
         try:
             self.vm.run()
+            self.finish()
         except (Divergence, LogError, InternalError):
             raise
         except M3Error as e:
@@ -149,6 +157,7 @@ class Replay:
 
     def _compare(self, error: BaseException | None) -> None:
         """How the run ended, against the end of the log."""
+        self.recorder.pass_said()
         left, end = self.recorder.tape.peek(), self.reader.end
         if left is not None:
             raise Divergence(f"replay: the run ended after {self.vm.retired} instructions{_why(error)}, but the log goes "
@@ -180,12 +189,12 @@ def _why(error: BaseException | None) -> str:
 
 
 def machine(head: dict[str, Any], program: Program, models: Any, recorder: Recorder, backend: str, threads: int | None,
-            files: str | Path | None) -> VM:
+            files: str | Path | None, extensions: Any = None) -> VM:
     """The machine of a log's head, before its first instruction."""
     vm = VM(program, backend, threads, head.get("max_steps"), models=models, files=files, wait_input=head["wait_input"],
             seed=head["seed"], snapshot_window=head["snapshot_window"], memory_limit=head["memory_limit"],
             tensor_limit=head.get("tensor_limit"), ring_capacity=head["ring_capacity"], record=recorder,
-            **head["limits"], checkpoints=Checkpoints())
+            **head["limits"], checkpoints=Checkpoints(), extensions=extensions)
     for name, value in head["registers"].items():
         vm.set(name, value)
     return vm

@@ -8,6 +8,7 @@ An event belongs to a context and the number of instructions that context had co
 
     clock time sense interrupt ..   what an instruction saw (`value`; `Raised`: it failed)
     output                          what STREAM handed to a sink (`Output`)
+    said                            what the host made of the items before, and wrote (`Output`)
     failed                          a sink refused an item (`Raised`)
     block                           the context began to wait for the outside (what it waits for)
     wake                            the wait ended: (instructions of all contexts by then, how many others were begun and
@@ -122,6 +123,8 @@ class Recorder:
         self.wants_digest: Callable[[], bool] | None = None     # recording: asked before each output
         self.digest: Callable[[Context], str] | None = None
         self.verified = 0                              # outputs and digests that agreed
+        self.derives = False                           # replaying: the host makes of items again what it made of them
+        self._held: list[Event] | None = None          # said while an item leaves, whose event comes first
         self.vm: Any = None
 
     def attach(self, vm: Any) -> None:
@@ -192,6 +195,9 @@ class Recorder:
     def _taken(self, ctx: Context) -> None:
         """An event is behind.  The slice is cut where what follows must happen at a place of its own: `horizon` is that."""
         self.tape.take()
+        self._look_up()
+
+    def _look_up(self) -> None:
         following = self.tape.peek()
         if following is None or following.what == "wake":
             self.vm.pausing = True
@@ -307,8 +313,38 @@ class Recorder:
         else:
             if self.wants_digest is not None and self.wants_digest():
                 self._note(ctx, "digest", self.digest(ctx))
-            self.attempt(ctx, write)
-            self._note(ctx, "output", Output.of(sink, item))
+            self._held = []
+            try:
+                self.attempt(ctx, write)
+                self._note(ctx, "output", Output.of(sink, item))
+                said = self._held
+            finally:
+                self._held = None
+            for event in said:
+                self.log.append(event)
+
+    def said(self, ctx: Context, sink: str, item: Any) -> None:
+        """The host makes something of items that have left (text of tokens), and writes it: a part of the record."""
+        if self.idle:
+            return
+        found = Output.of(sink, item)
+        if not self.replaying:
+            event = Event(ctx.id, ctx.retired, "said", found)
+            if self._held is not None:
+                self._held.append(event)
+            else:
+                self.log.append(event)
+        elif self.derives:
+            event = self._expected(ctx, "said")
+            if event.value != found:
+                raise self._diverged(ctx, f"makes {found} of it; the log has {event.value}")
+            self._taken(ctx)
+            self.verified += 1
+
+    def pass_said(self) -> None:
+        """Leave behind what the recorded host said, where nobody makes it again."""
+        while not self.derives and self.tape is not None and (event := self.tape.peek()) and event.what == "said":
+            self._taken(self.vm.main)
 
     def attempt(self, ctx: Context, action: Callable[[], Any]) -> Any:
         """Do something outside that may fail; that it failed is part of the record."""
@@ -342,6 +378,7 @@ class Recorder:
         self.verified += 1
         if self.echo:
             write()
+        self.pass_said()
 
     def _verify_digest(self, ctx: Context, expected: str) -> None:
         if self.digest is not None:
