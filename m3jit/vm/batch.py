@@ -21,7 +21,7 @@ from m3jit.errors import Deadlock, UserError
 from m3jit.vm.context import PARKED, READY, Context
 from m3jit.vm.native_batch import batched, can_batch
 from m3jit.vm.scheduler import describe_waits
-from m3jit.vm.stopping import TIMED_OUT
+from m3jit.vm.stopping import TIMED_OUT, interruptible
 from m3jit.vm.vm import VM
 
 ROUND = 20_000                     # instructions a machine may retire in a round outside of shared regions
@@ -85,6 +85,8 @@ class Member:
         vm, ctx, entry = self.vm, self.at, self.at.parked.region.region.function.entry_pc
         self.at, ctx.parked, ctx.status, self.waited = None, None, READY, 0
         ctx.retired += retired
+        if retired:
+            ctx.heard = frozenset()
         if info is not None and not (info.pc == entry and retired == 0):
             ctx.index = vm.interpreter.index(info.pc)
             vm._after(ctx, retired)
@@ -148,7 +150,7 @@ class Batch:
         """One round; False when no machine could go on (all wait for input, or there is none).
 
         A machine's error ends that machine alone: it is kept in `Member.error`."""
-        with self._stepping:
+        with self._stepping, interruptible(self):
             self._news.clear()
             members, parked, ran = self.members, [], False
             with ExitStack() as locks:                  # of machines at a region: nobody changes what it was chosen by
@@ -177,6 +179,11 @@ class Batch:
                  if c.waiting_for.until is not None]
         limits = [max(0.0, t) for t in [*ends, *([] if seconds is None else [seconds])]]
         self._news.wait(min(limits, default=0.25))
+
+    def heard(self, number: int) -> None:
+        """A signal came (m3jit.vm.stopping): whoever is in compiled code comes out of it."""
+        for m in self.members:
+            m.vm.stop_word.heard(number)
 
     @property
     def stats(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from m3jit.vm.audio_ring import RATE, SECONDS, AudioRing
 from m3jit.vm.machine_io import resolve_file
 from m3jit.vm.sources import ArraySource, QueueSource, RingSource, Source
 from m3jit.vm.context import ByInput, Context
-from m3jit.vm.stopping import ATTENTION
+from m3jit.vm.stopping import ATTENTION, interruptible
 from m3jit.vm.streams import CallbackSink, Ring, Sink, open_file_sink
 from m3jit.vm.waiting import Wait
 
@@ -60,9 +60,12 @@ class HostStreams:
     def audio_input(self, name: str = "AUDIO_PCM", rate: int = RATE, seconds: float = SECONDS,
                     channels: int = 1) -> AudioRing:
         """Attach a source of sound that keeps the newest seconds; give it frames with `push`."""
-        ring = self.sources[name] = AudioRing(self.signal, name, rate, seconds, channels,
-                                              lambda: self.stop_word.set(ATTENTION))
+        ring = self.sources[name] = AudioRing(self.signal, name, rate, seconds, channels, self.wake_for_sound)
         return ring
+
+    def wake_for_sound(self) -> None:
+        """Let a context look whether the sound it waits for is there."""
+        self.stop_word.set(ATTENTION)
 
     def skip_input(self, source: str, to: str = "newest", keep: int = 0, context: Context | None = None) -> None:
         """Move a context (the main one) in a source: SENSE then reads the oldest items or frames there are, or those
@@ -164,7 +167,8 @@ class HostStreams:
             try:
                 try:
                     self._runner = threading.get_ident()
-                    self._loop(lambda: ring.end > ring.taken)
+                    with interruptible(self.stop_word):
+                        self._loop(lambda: ring.end > ring.taken)
                     if self.finished and self._first_trap is not None:
                         raise self._first_trap
                 except BaseException as e:

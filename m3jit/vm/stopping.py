@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Any, Iterator, Protocol
 
 import numpy as np
 
@@ -54,6 +54,11 @@ class StopWord:
             return reason
 
 
+class Hears(Protocol):
+    """What is told of signals: a stop word, or several (a batch)."""
+    def heard(self, number: int) -> None: ...
+
+
 class _Listener:
     """A thread that hears of signals while the main thread is inside native code, and raises stop words then.
 
@@ -63,7 +68,7 @@ class _Listener:
     def __init__(self) -> None:
         self.ear, self.mouth = socket.socketpair()
         self.mouth.setblocking(False)
-        self.words: list[StopWord] = []
+        self.words: list[Hears] = []
         threading.Thread(target=self._listen, name="m3jit signals", daemon=True).start()
 
     def _listen(self) -> None:
@@ -77,7 +82,7 @@ _listener: _Listener | None = None
 
 
 @contextmanager
-def interruptible(word: StopWord) -> Iterator[None]:
+def interruptible(word: Hears) -> Iterator[None]:
     """While inside, a signal reaches native code that polls `word`.  Does nothing outside the main thread, or where
     somebody else listens for signals already."""
     global _listener

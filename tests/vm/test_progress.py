@@ -10,6 +10,7 @@ import pytest
 
 from m3jit.errors import Divergence, Interrupted, Trap
 from m3jit.frontend.assembler import assemble
+from m3jit.vm.batch import Batch
 from m3jit.vm.context import ByInput
 from m3jit.vm.native import CompiledRegion
 from m3jit.vm.recording import Recorder, RecordEnds
@@ -186,6 +187,45 @@ def test_the_number_of_a_signal_reaches_the_word():
     assert came and word.take() == SIGNAL and ctx.heard == {signal.SIGUSR1}
 
 
+def run_alone(vm: VM) -> None:
+    vm.run()
+
+
+def read_output(vm: VM) -> None:
+    assert list(vm.output()) == []
+
+
+def run_batch(vm: VM) -> None:
+    batch = Batch()
+    batch.add(vm)
+    batch.run()
+    assert vm.error is None
+
+
+@pytest.mark.parametrize("run", [run_alone, read_output, run_batch])
+def test_a_signal_is_heard_by_compiled_code_however_it_is_run(run, entering):
+    """Python's handler runs only when compiled code is left: the word says that it is to be."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals come to the main thread only")
+    vm, heard = layers(backend="cpu"), []
+
+    def signalled(entry: int) -> None:
+        if entry == 1:
+            signal.raise_signal(signal.SIGUSR1)
+            tries = int(LONG / 0.01)
+            while not vm.stop_word.raised and tries:
+                tries -= 1
+                threading.Event().wait(0.01)
+            heard.append(int(vm.stop_word.word[0]))
+    entering(signalled)
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        run(vm)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [URGENT] and vm.get("rN") == 6
+
+
 def test_an_interrupt_that_becomes_visible_behind_the_look_is_no_reason_to_look_again():
     """IF_INTERRUPT counts itself: at its place input is quiet still."""
     ctx = layers().main
@@ -329,10 +369,16 @@ def waits(**how: Any) -> VM:
 
 def log_of_waits() -> list:
     vm = waits(record=True)
-    timer = threading.Timer(0.05, lambda: (vm.push_input("a", "TOKEN"), vm.push_input("b")))
-    timer.start()
+    sleep, given = vm._wait, []
+
+    def wait() -> None:                                # every context waits
+        if not given:
+            given.append(threading.Thread(target=lambda: (vm.push_input("a", "TOKEN"), vm.push_input("b"))))
+            given[0].start()
+            given[0].join()
+        sleep()
+    vm._wait = wait
     vm.run()
-    timer.join()
     return vm.recorder.log
 
 
