@@ -14,6 +14,7 @@ import hashlib
 import math
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import BinaryIO, Callable
 
@@ -59,26 +60,41 @@ class _Pieces:
 
 
 class WeightStore:
-    """Addresses of weights by (tensor, layout); keeps what it hands out alive."""
+    """Addresses of weights by (tensor, layout).  What it hands out lives as long as the tensor."""
 
     def __init__(self, root: Path | None = None, progress: Callable[[str, int, int], None] | None = None):
         base = cache_root()
         self.root = root if root is not None else base / "weights" if base is not None else None
-        self.held: dict[tuple[int, str], tuple[Tensor, np.ndarray]] = {}
+        self._held: weakref.WeakKeyDictionary[Tensor, dict[str, np.ndarray]] = weakref.WeakKeyDictionary()
         self.lock = threading.Lock()
-        self.in_memory = self.mapped = self.packed_now = 0
+        self.packed_now = 0
         self.progress = progress
+
+    @property
+    def mapped(self) -> int:
+        """Bytes of packed weights that are mapped from files."""
+        return sum(packed.nbytes for packed in self._all_packed() if isinstance(packed.base, np.memmap))
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes of packed weights that no file has."""
+        return sum(packed.nbytes for packed in self._all_packed() if not isinstance(packed.base, np.memmap))
+
+    def _all_packed(self) -> list[np.ndarray]:
+        with self.lock:
+            return [layouts["R16"] for layouts in self._held.values() if "R16" in layouts]
 
     def array(self, t: Tensor, how: str) -> np.ndarray:
         """The bytes of `t` in layout "raw", "R16" or "tilesN" (an A of SSM_SCAN with N runs, as h is stored)."""
         with self.lock:
-            key = (id(t), how)
-            if key not in self.held:
-                self.held[key] = (t, self._raw(t) if how == "raw" else
-                                  self._tiles(t, int(how[5:])) if how.startswith("tiles") else self._packed(t))
-            return self.held[key][1]
+            layouts = self._held.setdefault(t, {})
+            if how not in layouts:
+                layouts[how] = (self._raw(t) if how == "raw" else
+                                self._tiles(t, int(how[5:])) if how.startswith("tiles") else self._packed(t))
+            return layouts[how]
 
     def pointer(self, t: Tensor, how: str) -> int:
+        """The address of `array`, for whoever keeps the tensor."""
         return self.array(t, how).__array_interface__["data"][0]
 
     def _raw(self, t: Tensor) -> np.ndarray:
@@ -100,12 +116,10 @@ class WeightStore:
         head += bytes(HEADER - len(head))
         if self.root is None:
             warn_where_not_finite(t)
-            self.in_memory += nbytes
             return layout.repack(t.dtype, raw, rows, cols)
         path = self.root / name[:2] / f"{name}.bin"
         found = self._map(path, head, nbytes)
         if found is not None:
-            self.mapped += nbytes
             return found
         self.packed_now += 1
         warn_where_not_finite(t)
@@ -123,13 +137,10 @@ class WeightStore:
                 os.fsync(new.handle.fileno())
                 new.commit(mode=0o600)
         except OSError:
-            self.in_memory += nbytes
             return layout.repack(t.dtype, raw, rows, cols)
         found = self._map(path, head, nbytes)
         if found is None:
-            self.in_memory += nbytes
             return layout.repack(t.dtype, raw, rows, cols)
-        self.mapped += nbytes
         if self.packed_now % TRIM_EVERY == 1:
             self.trim()
         return found

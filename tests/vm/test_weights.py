@@ -1,12 +1,17 @@
 """Packed weights: what the cache file holds is the layout of the whole matrix, however many pieces it was written in."""
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
+from m3jit.api.generation import load_model
+
 from m3jit.isa.types import DTYPES, Tensor
 from m3jit.kernels import layout
-from m3jit.vm import weights
+from m3jit.vm import regions, weights
 from m3jit.vm.weights import HEADER, WeightStore
 
 
@@ -18,7 +23,8 @@ def test_pieces_make_the_whole(tmp_path, monkeypatch, name, rows):
     whole = layout.repack(dtype, raw, rows, cols)
     monkeypatch.setattr(weights, "PIECE_BYTES", 20 * dtype.row_bytes(cols))     # 16 rows a piece
     store = WeightStore(tmp_path)
-    packed = store.array(Tensor.blocks(dtype, (rows, cols), raw), "R16")
+    tensor = Tensor.blocks(dtype, (rows, cols), raw)
+    packed = store.array(tensor, "R16")
     assert packed.tobytes() == whole.tobytes() and store.mapped == len(whole) and store.in_memory == 0
     file, = (p for p in tmp_path.rglob("*.bin"))
     assert file.read_bytes()[HEADER:] == whole.tobytes()
@@ -39,3 +45,30 @@ def test_a_file_is_written_at_multiples_of_a_piece(monkeypatch, nbytes):
     pieces.flush()
     assert b"".join(written) == b"head" + data.tobytes()
     assert [len(w) for w in written[:-1]] == [64] * (len(written) - 1)
+
+
+@pytest.mark.parametrize("how", ["raw", "R16"])
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_layout_lives_as_long_as_its_tensor(tmp_path, monkeypatch, how, on_disk):
+    store = WeightStore(tmp_path)
+    monkeypatch.setattr(store, "root", tmp_path if on_disk else None)
+    dtype = DTYPES["Q8_0"]
+    tensor = Tensor.blocks(dtype, (32, 64), np.zeros((32, dtype.row_bytes(64)), np.uint8))
+    array = weakref.ref(store.array(tensor, how))
+    assert store.pointer(tensor, how) == array().ctypes.data
+    assert (store.mapped, store.in_memory) == ((0, 0) if how == "raw" else (2176, 0) if on_disk else (0, 2176))
+    del tensor
+    assert array() is None and (store.mapped, store.in_memory) == (0, 0)
+
+
+def test_a_model_that_is_gone_leaves_no_weights():
+    """The store is the process's: whatever programs ran, it holds what live models have."""
+    def held() -> int:
+        gc.collect()
+        return regions.weights().mapped + regions.weights().in_memory
+    before = held()
+    model = load_model("default", threads=1)
+    model.generate("She had", max_tokens=2).result()
+    assert held() > before
+    del model
+    assert held() <= before
