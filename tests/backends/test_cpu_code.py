@@ -70,6 +70,18 @@ def test_native_uses_vnni_where_the_host_has_it():
         assert "vpdpbusd" in engine("native").assembly(dot_kernel())
 
 
+def test_what_is_read_once_is_asked_for_into_the_first_level_alone():
+    b = Builder("streamed", 16)
+    w, o, n = b.ptr("w", "r", "i32"), b.ptr("o", "w", "i32"), b.scalar("n")
+    b.set_grid(1)
+    acc = b.var("i32", 0)
+    with b.loop(0, n) as i:
+        acc.set(acc.get() + b.load_lanes("i32", w, i * 16, ahead=4096))
+    b.store_lanes("i32", o, 0, acc.get())
+    text = engine("baseline").assembly(b.finish())
+    assert "prefetchnta" in text and "prefetcht" not in text
+
+
 def test_nothing_is_contracted():
     """A product and a sum stay two instructions."""
     b = Builder("muladd", 64)

@@ -119,11 +119,14 @@ class Memory:
         return self._decoded(dtype, loaded, live)
 
     def prefetch(self, dtype: str, ptr: str, offset: Val, base: Val, distance: int) -> None:
-        """Ask for the cache lines `distance` bytes behind a vector of lanes; they may lie outside every buffer."""
+        """Ask for the cache lines `distance` bytes behind a vector of lanes; they may lie outside every buffer.
+
+        Into the first level alone: what is asked for ahead, weights and keys, is read once and is more than the other
+        levels hold.  It would drive out what they have of the host's own data, which is needed between two launches."""
         start = self.element(dtype, ptr, offset, base)
         for line in range(0, self.lanes.lanes * MEMORY[dtype][0], 64):
             at = self.w.op(f"getelementptr i8, ptr {start}, i64 {distance + line}")
-            self.w.call("void", "llvm.prefetch.p0", f"ptr {at}, i32 0, i32 3, i32 1", "ptr, i32, i32, i32")
+            self.w.call("void", "llvm.prefetch.p0", f"ptr {at}, i32 0, i32 0, i32 1", "ptr, i32, i32, i32")
 
     def store_lanes(self, dtype: str, ptr: str, offset: Val, base: Val, value: Val, mask: Val | None) -> None:
         at, raw, size = self.element(dtype, ptr, offset, base), _RAW[dtype], MEMORY[dtype][0]
