@@ -1,40 +1,31 @@
-"""What decoder-only transformers share: sizes, the tensors of a layer, rotation, attention, the head."""
+"""What decoder-only transformers share: heads, the tensors of a layer, rotation, attention."""
 from __future__ import annotations
 
 import math
 
 import numpy as np
 
+from m3jit.models.architectures.language_model import LanguageModel
 from m3jit.models.architectures.rotation import Rotation
-from m3jit.models.model_source import LAYER_PREFIX, Keys, Shapes, Source
+from m3jit.models.model_source import LAYER_PREFIX, Shapes, Source
 from m3jit.models.program import Options, Writer
 
 MAX_HEAD_DIM = 256
 
 
-class Decoder:
-    """Sizes of a transformer that generates, from the metadata every such architecture has.
+class Decoder(LanguageModel):
+    """Heads and the feed-forward part of a transformer, from the metadata every such architecture has.
 
     An architecture names itself, may change the class attributes, and overrides the parts of a layer that differ."""
-    name = ""                           # the architecture's name in files, and the prefix of its keys
     pairing = "NEOX"                    # rotary pairs of its GGUF files
     act = "SILU"
 
     def __init__(self, source: Source, options: Options):
-        self.source, self.options = source, options
-        self.keys = Keys(source, self.name)
+        super().__init__(source, options)
         need = self.keys.need
-        self.width, self.heads = need("embedding_length", int), need("attention.head_count", int)
-        self.kv_heads = need("attention.head_count_kv", int, default=self.heads)
-        self.head_dim = need("attention.key_length", int, default=self.width // max(self.heads, 1))
-        self._check_heads()
-        self.title_name = source.value("general.name", str, default=f"{self.name} model")
-        self.layers, self.hidden = need("block_count", int), need("feed_forward_length", int)
-        trained = need("context_length", int)
-        self.context = trained if options.context is None else min(trained, options.context)
-        self.eps = need("attention.layer_norm_rms_epsilon", float)
+        self.read_heads()
+        self.hidden = need("feed_forward_length", int)
         self.rotation = Rotation(self.keys, self.head_dim, self.context)
-        self.vocabulary = source.tensor("token_embd.weight").shape[0]
         self.windows = [0] * self.layers                # keys a layer's queries see at most; 0: all
         self.softcap = 0.0                              # of attention scores
         self.score_scale = need("attention.scale", float, default=0.0)      # 0: 1 / sqrt(head dimension)
@@ -42,6 +33,14 @@ class Decoder:
 
     def read(self) -> None:
         """Reads the metadata only this architecture has."""
+
+    def read_heads(self) -> None:
+        """How many heads of queries and of keys, and the elements of one."""
+        need = self.keys.need
+        self.heads = need("attention.head_count", int)
+        self.kv_heads = need("attention.head_count_kv", int, default=self.heads)
+        self.head_dim = need("attention.key_length", int, default=self.width // max(self.heads, 1))
+        self._check_heads()
 
     def _check_heads(self) -> None:
         heads, kv_heads, head_dim = self.heads, self.kv_heads, self.head_dim
@@ -76,19 +75,10 @@ class Decoder:
 
     # Tensors.
 
-    def tensors(self) -> Shapes:
-        """Name -> shape of every tensor the program names."""
-        expected: Shapes = {"token_embd.weight": (self.vocabulary, self.width), "output_norm.weight": (self.width,)}
-        if "output.weight" in self.source.tensors or getattr(self.source, "untied", False):
-            expected["output.weight"] = (self.vocabulary, self.width)
-        expected |= self.rotation.tensors()
-        for i in range(self.layers):
-            b = LAYER_PREFIX.format(i)
-            expected |= {b + name: shape for name, shape in self.layer_tensors(i).items()}
-        return expected
+    def tensors_of_all_layers(self) -> Shapes:
+        return self.rotation.tensors()
 
     def layer_tensors(self, i: int) -> Shapes:
-        """The tensors of layer i, names without the layer's prefix."""
         return {"attn_norm.weight": (self.width,), **self.attention_tensors(), "ffn_norm.weight": (self.width,),
                 **self.ffn_tensors()}
 
@@ -102,9 +92,6 @@ class Decoder:
                 "ffn_down.weight": (self.width, self.hidden)}
 
     # Lines.
-
-    def embed(self, w: Writer) -> None:
-        w.embedding("rX")
 
     def layer(self, w: Writer, i: int) -> None:
         """x += attention(norm x); x += ffn(norm x)."""
@@ -174,10 +161,3 @@ class Decoder:
 
     def feed_forward(self, w: Writer, i: int) -> None:
         w.ffn("rH", "rH", LAYER_PREFIX.format(i) + "ffn_", self.act)
-
-    def last_norm(self, w: Writer) -> None:
-        w.norm("rX", "rX", "output_norm.weight", self.eps)
-
-    def head(self, w: Writer) -> None:
-        self.last_norm(w)
-        w.product("rLogits", "rX", "output.weight" if w.has("output.weight") else "token_embd.weight")

@@ -159,6 +159,8 @@ class DeepSeek2(Experts):
             self._leave_best_groups(w)
         w(f"TOPK rP, rQ, rExperts K={self.used} AXIS=1", "the experts of each token [T, used]")
         if bias:
+            # No instruction takes from each row its own columns, so p is what is left of p + bias: right to half a unit
+            # in the last place of p + bias.
             w("GATHER rB, rB, rExperts")
             w("LOADI rScale, -1.0")
             w("MUL rB, rB, rScale")

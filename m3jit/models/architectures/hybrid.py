@@ -14,20 +14,15 @@ from __future__ import annotations
 from m3jit.models.architectures.decoder import Decoder
 from m3jit.models.architectures.experts import Experts
 from m3jit.models.architectures.mamba import HeadMixer, Mixer, SelectiveMixer
-from m3jit.models.architectures.rotation import Rotation
-from m3jit.models.model_source import LAYER_PREFIX, Keys, Shapes, Source
-from m3jit.models.program import Options, Writer
+from m3jit.models.model_source import LAYER_PREFIX, Shapes
+from m3jit.models.program import Writer
 
 
 class Hybrid(Experts):
     """Sizes and layers of both kinds."""
     mixer_type: type[Mixer] = SelectiveMixer
 
-    def __init__(self, source: Source, options: Options):
-        self.source, self.options = source, options
-        self.keys = Keys(source, self.name)
-        need = self.keys.need
-        self.layers, self.width = need("block_count", int), need("embedding_length", int)
+    def read_heads(self) -> None:
         self.attends = self.keys.per_layer("attention.head_count_kv", self.layers)
         self.heads = max(self.keys.per_layer("attention.head_count", self.layers), default=0)
         self.kv_heads = max(self.attends, default=0)
@@ -35,23 +30,15 @@ class Hybrid(Experts):
             raise self.keys.refuse("attention.head_count_kv", f"is {self.attends}",
                                    "0 or one other number in every layer")
         if self.kv_heads:
-            self.head_dim = need("attention.key_length", int, default=self.width // max(self.heads, 1))
+            self.head_dim = self.keys.need("attention.key_length", int, default=self.width // max(self.heads, 1))
             self._check_heads()
         else:
-            self.head_dim = 2
-        self.title_name = source.value("general.name", str, default=f"{self.name} model")
-        self.hidden = need("feed_forward_length", int)
-        trained = need("context_length", int)
-        self.context = trained if options.context is None else min(trained, options.context)
-        self.eps = need("attention.layer_norm_rms_epsilon", float)
-        self.vocabulary = source.tensor("token_embd.weight").shape[0]
-        self.windows, self.softcap = [0] * self.layers, 0.0
-        self.score_scale = need("attention.scale", float, default=0.0)
-        self.rotation = Rotation(self.keys, self.head_dim, self.context)
+            self.head_dim = 2                           # no layer attends: a rotation nobody asks for
+
+    def read(self) -> None:
         self.mixer = self.mixer_type(self.keys, self.width, self.eps)
-        if need("expert_count", int, default=0):
+        if self.keys.need("expert_count", int, default=0):
             self.read_experts(self.hidden)
-        self.read()
 
     @property
     def title(self) -> str:
@@ -98,6 +85,7 @@ class GraniteHybrid(Hybrid):
     mixer_type = HeadMixer
 
     def read(self) -> None:
+        super().read()
         need = self.keys.need
         self.rotates = need("rope.scaling.finetuned", bool, default=True)
         self.shared = need("expert_shared_feed_forward_length", int, default=0) if self.experts else 0

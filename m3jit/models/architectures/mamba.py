@@ -9,6 +9,7 @@ The state is in sScan: for each layer h of the scan and the last rows of the con
 """
 from __future__ import annotations
 
+from m3jit.models.architectures.language_model import LanguageModel
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.model_source import FLOAT_TYPES, LAYER_PREFIX, Keys, Shapes, Source
 from m3jit.models.program import Options, Writer
@@ -138,50 +139,28 @@ class HeadMixer(Mixer):
         w.product("rH", "rH", b + "ssm_out.weight")
 
 
-class Mamba:
-    """A model of such layers alone (`program.Architecture`)."""
+class Mamba(LanguageModel):
+    """A model of such layers alone."""
     name = "mamba"
     mixer_type: type[Mixer] = SelectiveMixer
 
     def __init__(self, source: Source, options: Options):
-        self.source, self.options = source, options
-        keys = Keys(source, self.name)
-        self.layers, self.width = keys.need("block_count", int), keys.need("embedding_length", int)
-        trained = keys.need("context_length", int)
-        self.context = trained if options.context is None else min(trained, options.context)
-        self.eps = keys.need("attention.layer_norm_rms_epsilon", float)
-        self.vocabulary = source.tensor("token_embd.weight").shape[0]
-        self.mixer = self.mixer_type(keys, self.width, self.eps)
+        super().__init__(source, options)
+        self.mixer = self.mixer_type(self.keys, self.width, self.eps)
 
     @property
     def title(self) -> str:
-        name = self.source.value("general.name", str, default=f"{self.name} model")
-        return (f"{name}: {self.name}, {self.layers} layers, width {self.width}, {self.mixer.channels} channels of "
-                f"{self.mixer.states} states,\nvocabulary {self.vocabulary}, context {self.context}.  Written by m3jit compile.")
+        return (f"{self.title_name}: {self.name}, {self.layers} layers, width {self.width}, {self.mixer.channels} "
+                f"channels of {self.mixer.states} states,\n"
+                f"vocabulary {self.vocabulary}, context {self.context}.  Written by m3jit compile.")
 
-    def tensors(self) -> Shapes:
-        expected: Shapes = {"token_embd.weight": (self.vocabulary, self.width), "output_norm.weight": (self.width,)}
-        if "output.weight" in self.source.tensors or getattr(self.source, "untied", False):
-            expected["output.weight"] = (self.vocabulary, self.width)
-        for i in range(self.layers):
-            expected |= {LAYER_PREFIX.format(i) + name: shape for name, shape in
-                         {"attn_norm.weight": (self.width,), **self.mixer.tensors(i)}.items()}
-        return expected
-
-    def embed(self, w: Writer) -> None:
-        w.embedding("rX")
+    def layer_tensors(self, i: int) -> Shapes:
+        return {"attn_norm.weight": (self.width,), **self.mixer.tensors(i)}
 
     def layer(self, w: Writer, i: int) -> None:
         w.norm("rH", "rX", LAYER_PREFIX.format(i) + "attn_norm.weight", self.eps)
         self.mixer.write(w, i)
         w.residual()
-
-    def last_norm(self, w: Writer) -> None:
-        w.norm("rX", "rX", "output_norm.weight", self.eps)
-
-    def head(self, w: Writer) -> None:
-        self.last_norm(w)
-        w.product("rLogits", "rX", "output.weight" if w.has("output.weight") else "token_embd.weight")
 
 
 class Mamba2(Mamba):
