@@ -1,7 +1,9 @@
 """Shared by the machine's tests: programs from assembly text or from instructions."""
 from __future__ import annotations
 
-from typing import Any
+import threading
+import time
+from typing import Any, Callable
 
 from m3jit.frontend.assembler import assemble
 from m3jit.isa.fields import Reg
@@ -9,6 +11,7 @@ from m3jit.isa.table import BY_NAME, Instruction, load_table
 from m3jit.vm.vm import VM
 
 load_table()
+LONG = 120                          # seconds that nothing takes, however loaded the machine is
 
 
 def machine(source: str, **options: Any) -> VM:
@@ -20,6 +23,19 @@ def machine(source: str, **options: Any) -> VM:
 def run(source: str, **options: Any) -> VM:
     """The machine after its run."""
     return machine(source, **options).run()
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """AssertionError when it is not true within LONG seconds."""
+    end = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        threading.Event().wait(0.002)
+
+
+def wait_until_all_wait(vm: VM) -> None:
+    """Until every context of a machine that runs in another thread waits."""
+    wait_until(lambda: all(ctx.waiting_for is not None for ctx in list(vm.scheduler.contexts.values())))
 
 
 def ins(name: str, **args: Any) -> Instruction:

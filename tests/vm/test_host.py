@@ -3,14 +3,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from m3jit.errors import Divergence, Interrupted, LimitError, Trap, UnsupportedError, UserError
 from m3jit.vm.vm import VM
-from tests.vm.programs import ins, machine, run
+from tests.vm.programs import LONG, ins, machine, run, wait_until, wait_until_all_wait
 
 FOREVER = "LOADI r1, 0\nloop: ADDI r1, r1, 1\nJUMP loop"
 COUNT = "LOADI r1, 0\nmore: STREAM r1\nADDI r1, r1, 1\nCOMPARE r1, {n}\nIF_LESS more\nHALT"
@@ -32,10 +31,9 @@ def start(vm: VM) -> tuple[threading.Thread, list]:
 def test_stop_from_another_thread():
     vm = machine(FOREVER)
     thread, errors = start(vm)
-    while not vm.get("r1"):
-        time.sleep(0.001)
+    wait_until(lambda: vm.get("r1"))
     vm.stop()
-    thread.join(10)
+    thread.join(LONG)
     assert not thread.is_alive() and isinstance(errors[0], Interrupted)
     assert "stopped; context 1 was at pc" in str(errors[0])
 
@@ -49,7 +47,7 @@ def test_registers_snapshots_and_interrupts_while_it_runs():
     low = vm.get("r1")
     vm.abort(snap)
     vm.interrupt()
-    thread.join(10)
+    thread.join(LONG)
     assert not errors and not thread.is_alive()
     assert seen == sorted(seen) and low < 0 <= vm.get("r1")
 
@@ -61,10 +59,10 @@ def test_input_pushed_while_the_program_waits():
     vm.set_sink("OUTPUT", got.append)
     thread, errors = start(vm)
     for text in ("a", "b", "c"):
-        time.sleep(0.01)
+        wait_until_all_wait(vm)
         vm.push_input(text)
     vm.close_input()
-    thread.join(10)
+    thread.join(LONG)
     assert not errors and got == ["a", "b", "c"]
     with pytest.raises(UserError, match="is closed"):
         vm.push_input("d")
@@ -73,9 +71,9 @@ def test_input_pushed_while_the_program_waits():
 def test_stop_and_timeout_while_it_waits():
     vm = machine("SENSE r1, USER_INPUT\nHALT", wait_input=True)
     thread, errors = start(vm)
-    time.sleep(0.05)
+    wait_until_all_wait(vm)
     vm.stop()
-    thread.join(10)
+    thread.join(LONG)
     assert isinstance(errors[0], Interrupted)
     with pytest.raises(LimitError, match="timeout"):
         machine("SENSE r1, USER_INPUT\nHALT", wait_input=True, timeout=0.1).run()
@@ -88,7 +86,7 @@ def test_many_machines_in_many_threads():
         vm.set_sink("OUTPUT", out.append)
     threads = [start(vm) for vm in vms]
     for thread, errors in threads:
-        thread.join(30)
+        thread.join(LONG)
         assert not errors
     assert all(out == [str(i) for i in range(300)] for out in got)
 
@@ -105,7 +103,7 @@ def test_one_machine_from_many_threads():
     for t in threads:
         t.start()
     for t in threads:
-        t.join(30)
+        t.join(LONG)
     assert vm.get("r2") == 0
 
 
@@ -119,12 +117,13 @@ def test_asyncio():
         assert (await other.run_async()).finished
         endless = machine(FOREVER)
         task = asyncio.create_task(endless.run_async())
-        await asyncio.sleep(0.05)
+        while not endless.get("r1"):
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert endless.finished and isinstance(endless.error, Interrupted)
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), LONG))
 
 
 def test_arrays_are_copied_in():

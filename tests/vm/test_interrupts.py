@@ -17,9 +17,7 @@ from m3jit.models.provider import Models
 from m3jit.vm.checked import Checker
 from m3jit.vm.native import CompiledRegion
 from m3jit.vm.vm import VM
-from tests.vm.programs import machine
-
-LONG = 120                          # seconds that nothing here takes, however loaded the machine is
+from tests.vm.programs import LONG, machine, wait_until, wait_until_all_wait
 
 
 # -- input that interrupts ------------------------------------------------------------------------------------------
@@ -101,10 +99,7 @@ def test_input_somebody_waits_for_is_no_interrupt_and_what_was_read_ends_one():
     vm.set_sink("ONE", lambda item: pushed_from_another_thread(vm, "two"))
     runner = threading.Thread(target=vm.run)
     runner.start()
-    deadline = LONG / 0.01
-    while vm.main.waiting_for is None and deadline:
-        deadline -= 1
-        threading.Event().wait(0.01)
+    wait_until_all_wait(vm)
     vm.push_input("one")
     runner.join(LONG)
     assert (vm.get("r2"), vm.get("r4"), vm.error) == (1, 0, None)
@@ -152,10 +147,7 @@ def test_a_line_typed_while_a_program_works_interrupts_it(monkeypatch):
     def tick(item):
         if number(item) == 5:
             chunks.put(b"typed\n")
-            tries = LONG * 100
-            while not (vm.sources["USER_INPUT"].has(1) and (vm.main.interrupt or not terminal)) and tries:
-                tries -= 1
-                threading.Event().wait(0.01)
+            wait_until(lambda: vm.sources["USER_INPUT"].has(1) and (vm.main.interrupt or not terminal))
     for terminal in (True, False):
         chunks: queue.Queue = queue.Queue()
         monkeypatch.setattr(cli_machine.StandardInput, "_next_chunk", staticmethod(chunks.get))

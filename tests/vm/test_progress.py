@@ -16,9 +16,8 @@ from m3jit.vm.native import CompiledRegion
 from m3jit.vm.recording import Recorder, RecordEnds
 from m3jit.vm.stopping import ATTENTION, SIGNAL, SOON, URGENT, StopWord, interruptible
 from m3jit.vm.vm import VM
-from tests.vm.programs import machine
+from tests.vm.programs import LONG, machine, wait_until, wait_until_all_wait
 
-LONG = 120                          # seconds that nothing here takes, however loaded the machine is
 MATRIX = np.random.default_rng(1).random((96, 96)).astype(np.float32)
 LAYERS = """
     LOADI rN, 0
@@ -178,10 +177,7 @@ def test_the_number_of_a_signal_reaches_the_word():
     try:
         with interruptible(word):
             signal.raise_signal(signal.SIGUSR1)
-            tries = int(LONG / 0.01)
-            while not word.raised and tries:
-                tries -= 1
-                threading.Event().wait(0.01)
+            wait_until(lambda: word.raised)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert came and word.take() == SIGNAL and ctx.heard == {signal.SIGUSR1}
@@ -212,10 +208,7 @@ def test_a_signal_is_heard_by_compiled_code_however_it_is_run(run, entering):
     def signalled(entry: int) -> None:
         if entry == 1:
             signal.raise_signal(signal.SIGUSR1)
-            tries = int(LONG / 0.01)
-            while not vm.stop_word.raised and tries:
-                tries -= 1
-                threading.Event().wait(0.01)
+            wait_until(lambda: vm.stop_word.raised)
             heard.append(int(vm.stop_word.word[0]))
     entering(signalled)
     before = signal.signal(signal.SIGUSR1, lambda *_: None)

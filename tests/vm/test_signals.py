@@ -9,9 +9,7 @@ import pytest
 from m3jit.errors import Deadlock, Trap
 from m3jit.timetravel.machine_state import MachineState
 from m3jit.vm.vm import VM
-from tests.vm.programs import machine, outputs, run
-
-LONG = 120                          # seconds that nothing here takes, however loaded the machine is
+from tests.vm.programs import LONG, machine, outputs, run, wait_until
 
 
 # -- SIGNAL ---------------------------------------------------------------------------------------------------------
@@ -392,10 +390,7 @@ def test_the_host_ends_a_sleep(what, value):
     runner = threading.Thread(target=go)
     vm.push_input("first")
     runner.start()
-    tries = LONG * 100
-    while not (vm.main.waiting_for is not None and "interrupt" in vm.main.waiting_for.what) and tries:
-        tries -= 1
-        time.sleep(0.01)
+    wait_until(lambda: (wait := vm.main.waiting_for) is not None and "interrupt" in wait.what)
     if what == "push":
         vm.push_input("second", interrupt=False)
     else:
