@@ -10,6 +10,9 @@ states cannot: such a version serves where it stands.
 
 Memory has a bound.  What counts is what versions reach: pages, cells and logits, each once, however many versions share
 it.  Above the bound the versions go that were not used for the longest time.
+
+A version is added or dropped by one step (m3jit.vm.commit): an interrupt (Ctrl-C) finds the index before it or behind
+it.
 """
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from m3jit.isa.cells import CellState
 from m3jit.isa.kv import KVStream
 from m3jit.isa.kv_layout import PAGE
 from m3jit.isa.types import Tensor
+from m3jit.vm.commit import Store, attribute, commit, item
 
 DEFAULT_MEMORY = 512 << 20          # bytes
 LEAST = 16                          # fewer known tokens are computed: as fast as copying the last page of each layer
@@ -112,8 +116,8 @@ class PrefixIndex:
     """Finds states by tokens.  Methods may be called from any thread.
 
     memory: bytes that the versions may reach together; 0: nothing is kept.  least: shorter beginnings are not given
-    out.  Everything is kept under a key, which names what else states depend on: weights, adapters, the type of keys and
-    values (`LanguageModel.key_of`).  UserError: a bound that is no number of bytes."""
+    out.  Everything is kept under a key, which names what else states depend on: weights, adapters, the type of keys
+    and values (`LanguageModel.key_of`).  UserError: a bound that is no number of bytes."""
 
     def __init__(self, memory: int = DEFAULT_MEMORY, least: int = LEAST):
         if isinstance(memory, bool) or not isinstance(memory, int) or memory < 0:
@@ -122,7 +126,7 @@ class PrefixIndex:
         self._lock = threading.Lock()
         self._roots: dict[Hashable, _Node] = {}
         self._recent: OrderedDict[_Node, None] = OrderedDict()         # nodes with versions, the newest use last
-        self._ledger = Ledger()
+        self._ledger: Ledger | None = Ledger()         # None while it changes (`_open`)
         self.searches = self.hits = self.asked = self.reused = self.dropped = 0
 
     # -- finding ----------------------------------------------------------------------------------------------------
@@ -193,59 +197,78 @@ class PrefixIndex:
             if size_of([version]) > self.memory:
                 self.dropped += 1
                 return
-            node = self._at(key, wanted)
+            node, _ = self._at(key, wanted)
             if node.version is not None and (node.version.logits is not None or version.logits is None):
                 self._recent.move_to_end(node)         # the same states
-            else:
-                if node.version is not None:
-                    self._ledger.take_off(node.version)
-                node.version = version
-                self._ledger.add(version)
-                self._recent[node] = None
-                self._recent.move_to_end(node)
-            while self._ledger.bytes > self.memory:
-                self._drop(next(iter(self._recent)))
+                return
+            ledger = self._open()
+            ledger.add(version)
+            while ledger.bytes > self.memory and self._recent:
+                self._drop(next(iter(self._recent)), ledger)
+            node, stores = self._at(key, wanted)       # where the others have left it
+            if node.version is not None:
+                ledger.take_off(node.version)
+            commit([item(self._recent, node, None), attribute(node, "version", version), *stores,
+                    (OrderedDict.move_to_end, self._recent, node, True)])
+            self._ledger = ledger
 
-    def _at(self, key: Hashable, ids: np.ndarray) -> _Node:
-        """The node of these tokens, made where there is none."""
-        if key not in self._roots:
-            self._roots[key] = _Node(ids[:0], 0, None)
+    def _open(self) -> Ledger:
+        """The ledger, to be changed and put back; counted anew where an interrupt kept somebody from putting it back."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is None:
+            ledger = Ledger()
+            for node in self._recent:
+                ledger.add(node.version)
+        return ledger
+
+    def _at(self, key: Hashable, ids: np.ndarray) -> tuple[_Node, list[Store]]:
+        """(the node of these tokens, the stores that put it into the tree where it is not there yet)."""
+        stores: list[Store] = []
         node, partial, at = self._walk(key, ids)
+        if partial is None and node is not None and at == len(ids):
+            return node, stores
+        if node is None:
+            node = _Node(ids[:0], 0, None)
+            stores.append(attribute(self, "_roots", {**self._roots, key: node}))
+        top = leaf = _Node(ids[at:], len(ids), node)
         if partial is not None:                        # it is parted where the tokens part
             cut = at - node.position
-            middle = _Node(partial.tokens[:cut], at, node)
-            node.children[int(partial.tokens[0])] = middle
-            partial.tokens, partial.parent = partial.tokens[cut:], middle
-            middle.children[int(partial.tokens[0])] = partial
-            node = middle
-        if at < len(ids):
-            leaf = _Node(ids[at:], len(ids), node)
-            node.children[int(ids[at])] = leaf
-            node = leaf
-        return node
+            top = _Node(partial.tokens[:cut], at, node)
+            top.children = {int(partial.tokens[cut]): partial}
+            stores += [attribute(partial, "tokens", partial.tokens[cut:]), attribute(partial, "parent", top)]
+            if at < len(ids):
+                leaf.parent, top.children[int(ids[at])] = top, leaf
+            else:
+                leaf = top
+        stores.append(attribute(node, "children", {**node.children, int(top.tokens[0]): top}))
+        return leaf, stores
 
-    def _drop(self, node: _Node) -> None:
+    def _drop(self, node: _Node, ledger: Ledger) -> None:
         """Let a version go, and what of the tree no longer leads to any."""
-        del self._recent[node]
-        self._ledger.take_off(node.version)
-        node.version = None
-        self.dropped += 1
-        while node.version is None and not node.children and node.parent is not None:
-            del node.parent.children[int(node.tokens[0])]
-            node = node.parent
-        if node.version is None and len(node.children) == 1 and node.parent is not None:
-            child = next(iter(node.children.values()))
-            child.tokens, child.parent = np.concatenate([node.tokens, child.tokens]), node.parent
-            node.parent.children[int(child.tokens[0])] = child
-        elif node.parent is None and not node.children:
-            self._roots = {key: root for key, root in self._roots.items() if root is not node}
+        ledger.take_off(node.version)
+        stores: list[Store] = [(OrderedDict.pop, self._recent, node, None), attribute(node, "version", None),
+                               attribute(self, "dropped", self.dropped + 1)]
+        top, left = node, list(node.children.values())             # the last node that stays, and what it leads to
+        while not left and top.parent is not None and (top is node or top.version is None):
+            gone, top = top, top.parent
+            left = [child for child in top.children.values() if child is not gone]
+        children = {int(child.tokens[0]): child for child in left}
+        stores.append(attribute(top, "children", children))
+        if top is node or top.version is None:
+            if top.parent is None and not left:
+                stores.append(attribute(self, "_roots", {k: root for k, root in self._roots.items() if root is not top}))
+            elif top.parent is not None and len(left) == 1:
+                child, tokens = left[0], np.concatenate([top.tokens, left[0].tokens])
+                stores += [attribute(child, "tokens", tokens), attribute(child, "parent", top.parent),
+                           item(top.parent.children, int(tokens[0]), child)]
+        commit(stores)
 
     def clear(self) -> int:
         """Let all versions go; how many bytes they reached."""
         with self._lock:
-            freed, self._ledger = self._ledger.bytes, Ledger()
-            self._roots.clear()
-            self._recent.clear()
+            freed = self._open().bytes
+            commit([attribute(self, "_roots", {}), attribute(self, "_recent", OrderedDict()),
+                    attribute(self, "_ledger", Ledger())])
         return freed
 
     @property
@@ -253,8 +276,9 @@ class PrefixIndex:
         """Counters: searches, those that found something, tokens of the searched texts, those of them that need not be
         computed, versions dropped for their memory; versions that are there, bytes they reach."""
         with self._lock:
+            self._ledger = ledger = self._open()
             return {"searches": self.searches, "hits": self.hits, "tokens": self.asked, "reused_tokens": self.reused,
-                    "dropped": self.dropped, "versions": len(self._recent), "bytes": self._ledger.bytes}
+                    "dropped": self.dropped, "versions": len(self._recent), "bytes": ledger.bytes}
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:

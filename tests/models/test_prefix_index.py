@@ -1,6 +1,7 @@
 """The prefix index: what it finds, what it drops, what its versions weigh; against a list of all that was added."""
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from m3jit.errors import UserError
 from m3jit.isa.cells import CellState, cell_of
 from m3jit.isa.kv import KVStream
 from m3jit.isa.types import Tensor
+from m3jit.models import prefix_index
 from m3jit.models.prefix_index import Ledger, PrefixIndex
+from tests.vm.state_model.faults import Interrupt
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +192,65 @@ def check_tree(index: PrefixIndex) -> None:
             assert child.position == node.position + len(child.tokens)
             todo.append(child)
     assert (seen, ledger.bytes) == (len(index._recent), index.stats["bytes"])
+
+
+def kept(index: PrefixIndex) -> list[tuple[list[int], Version]]:
+    """What it holds, least used first."""
+    return [(path(node), node.version) for node in index._recent]
+
+
+@functools.cache
+def short(rows: int, logits: bool = False) -> Version:
+    return Version(rows, {"S0": stream(rows, 1)}, LOGITS if logits else None)
+
+
+CHANGES = {
+    "a new text": lambda index: index.add(KEY, [7, 7], short(2)),
+    "one that parts": lambda index: index.add(KEY, [1, 2, 3, 9], short(4)),
+    "a beginning": lambda index: index.add(KEY, [1, 2], short(2)),
+    "logits": lambda index: index.add(KEY, [1, 2, 3, 4], short(4, True)),
+    "another key": lambda index: index.add("other", [1, 2, 3], short(3)),
+    "too large": lambda index: index.add(KEY, range(2000), short(2000)),
+    "clear": lambda index: index.clear(), "find": lambda index: index.find(KEY, [1, 2, 3, 4, 5])}
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_interrupt_at_any_moment(name, full):
+    """What it holds is what it held, less what made room, or what it would; never more memory than it may have; and all
+    the rest is in order at the next call."""
+    page = stream(1, 1).page_bytes
+
+    def begun() -> PrefixIndex:
+        index = PrefixIndex(memory=(3 if full else 20) * page, least=1)
+        for ids in ([1, 2, 3, 4], [1, 2, 3, 5], [6, 6]):
+            index.add(KEY, ids, short(len(ids)))
+        return index
+    before, after = begun(), begun()
+    CHANGES[name](after)
+    shape = lambda index: [(ids, version.rows, version.logits is None) for ids, version in kept(index)]   # noqa: E731
+    moment, came, found = 0, True, set()
+    while came:
+        moment += 1
+        index, interrupt = begun(), Interrupt(moment, watched={prefix_index.__file__})
+        outcome = interrupt.run(lambda: CHANGES[name](index))
+        came = interrupt.hit(outcome)
+        assert not index._lock.locked(), interrupt.where
+        assert index.stats["bytes"] <= index.memory, interrupt.where
+        check_tree(index)
+        held = shape(index)
+        assert held == shape(after) or all(one in shape(before) for one in held) and (full or len(held) == 3), interrupt.where
+        found.add(held == shape(after))
+        CHANGES[name](index)
+        check_tree(index)
+        assert found_all(index, shape(after)), interrupt.where
+    assert moment > 20 and True in found
+
+
+def found_all(index: PrefixIndex, texts: list[tuple[list[int], int, bool]]) -> bool:
+    """Does it hold these, whatever else?"""
+    return all(any(ids == path(node) and (node.version.logits is None) == bare for node in index._recent)
+               for ids, _, bare in texts)
 
 
 def test_many_threads():

@@ -99,9 +99,10 @@ class Interrupt:
     """KeyboardInterrupt at the n-th bytecode of the machine's and the states' code."""
     kind = "interrupt"
 
-    def __init__(self, n: int, preparing: bool = True):
-        """preparing False: bytecodes that only make an instruction's handler do not count."""
-        self.left, self.n, self.preparing, self.reached, self.where = n, n, preparing, False, ""
+    def __init__(self, n: int, preparing: bool = True, watched: set[str] = WATCHED):
+        """preparing False: bytecodes that only make an instruction's handler do not count.  watched: files whose code
+        counts."""
+        self.left, self.n, self.preparing, self.watched, self.reached, self.where = n, n, preparing, watched, False, ""
 
     @property
     def said(self) -> str:
@@ -109,7 +110,7 @@ class Interrupt:
 
     def run(self, action: Callable[[], Any]) -> BaseException | None:
         def trace(frame: FrameType, event: str, argument: Any) -> Any:
-            if frame.f_code.co_filename not in WATCHED or _finalising(frame) or \
+            if frame.f_code.co_filename not in self.watched or _finalising(frame) or \
                     not self.preparing and _prepares(frame.f_code.co_qualname):
                 return None
             frame.f_trace_opcodes = True
