@@ -14,24 +14,37 @@ NONE = 0x7FFFFFFF                            # index of a lane that has seen no 
 def argmax_rows(memory: str) -> Kernel:
     """x r [rows, n] of a memory type, out w i64 [rows], rows, n i64 with 1 <= n < 2^31: the first maximum of each row.
 
-    NaN is ignored unless a row holds nothing else (then 0).  Lanes walk elements l, l + 64, ...; one group per row."""
+    NaN is ignored unless a row holds nothing else (then 0).  Lanes walk elements l, l + 64, ...; one group per row.
+    What is not above the least value of the type is left to a second pass, over rows that hold nothing else."""
     b = Builder(f"argmax_rows_{memory}", 64)
     x, out = b.ptr("x", "r", memory), b.ptr("out", "w", "i64")
     rows, n = b.scalar("rows"), b.scalar("n")
     b.set_grid(rows)
     best, index = _start(b, memory)
     row = x.at(b.group * n * MEMORY[memory][0])
-    with b.loop(0, n, 64) as at:
-        inside = b.in_range(at, n)
+
+    def visit(at: Value, inside: Value | None) -> None:
         v = b.load_lanes(memory, row, at, inside)
-        _visit(b, best, index, v, b.cvt(at, "i32") + b.lane, inside)
+        take = best.get() < v if inside is None else inside & (best.get() < v)
+        best.set(b.select(take, v, best.get()))
+        index.set(b.select(take, b.cvt(at, "i32") + b.lane, index.get()))
+    whole = n // 64 * 64
+    with b.loop(0, whole, 64) as at:
+        visit(at, None)
+    with b.loop(whole, n, 64) as at:
+        visit(at, b.in_range(at, n))
 
     def combine(own: Sequence[Value], other: Sequence[Value]) -> list[Value]:
         (v, i), (w, j) = own, other
         take = (v < w) | (v.equals(w) & (j < i))
         return [b.select(take, w, v), b.select(take, j, i)]
-    _, first = b.fold_pairs([best.get(), index.get()], combine)
-    b.store("i64", out, b.group, b.select(first.equals(NONE), b.i64(0), b.cvt(first, "i64")))
+    first = b.var("i32", b.fold_pairs([best.get(), index.get()], combine)[1], varying=False)
+    with b.loop(0, b.select(first.get().equals(NONE), n, b.i64(0)), 64) as at:
+        inside = b.in_range(at, n)
+        v = b.load_lanes(memory, row, at, inside)
+        number = inside & b.pure("eq", v, v)
+        first.set(b.imin(first.get(), b.fold(b.select(number, b.cvt(at, "i32") + b.lane, b.i32(NONE)), "imin")))
+    b.store("i64", out, b.group, b.select(first.get().equals(NONE), b.i64(0), b.cvt(first.get(), "i64")))
     return b.finish()
 
 
