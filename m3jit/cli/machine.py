@@ -10,6 +10,7 @@ from typing import Any, Iterable, Iterator
 from m3jit.cli.terminal import Progress, note
 from m3jit.vm.sources import QueueSource
 from m3jit.vm.vm import VM
+from m3jit.vm.waiting import Wait
 
 STDIN = 0
 _CHUNK = 1 << 16
@@ -24,13 +25,22 @@ class StandardInput(QueueSource):
     def __init__(self, name: str, signal: Any, lines: bool, first: Iterable[str] = (), terminal: VM | None = None):
         super().__init__(name, signal, waits=True)
         self._lines, self._started, self._terminal = lines, False, terminal
+        self.goes_on = terminal is not None            # nobody types it again
         self.items.extend(first)
 
     def read(self, position: int, count: int, blocking: bool) -> tuple[Any, int]:
+        self._begin(position)
+        return super().read(position, count, blocking)
+
+    def wait_for_item(self, position: int) -> Wait:
+        self._begin(position)
+        return super().wait_for_item(position)
+
+    def _begin(self, position: int) -> None:
+        """Read, when an item is wanted that is not there."""
         if not self._started and not self._has(position):
             self._started = True
             threading.Thread(target=self._pump, name="m3jit standard input", daemon=True).start()
-        return super().read(position, count, blocking)
 
     def _pump(self) -> None:
         held = b""

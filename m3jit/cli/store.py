@@ -74,6 +74,9 @@ class _OnDemand:
             self._made = Checkpoints()
         return getattr(self._made, name)
 
+    def ended(self) -> None:
+        """A machine without a store of its own keeps nothing to go on from."""
+
     def close(self) -> None:
         if self._made is not None:
             self._made.close()
@@ -161,11 +164,8 @@ def kept(vm: Any, folder: str | None, fresh: bool = False) -> Iterator[None]:
         try:
             yield
         except (Interrupted, LimitError):
-            if vm.new_context().id == vm.main.id + 1:  # there were no others, which would not go on
-                disk.commit(vm)
-                note(f"{folder}: version {disk.store.latest(RUN).number} is where it was stopped; the same command "
-                     f"goes on")
+            disk.commit(vm)
+            note(f"{folder}: version {disk.store.latest(RUN).number} is where it was stopped; the same command goes on")
             if stops.first == signal.SIGTERM:
                 stops.ends(signal.SIGTERM)
             raise
-        disk.ended()

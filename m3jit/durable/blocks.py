@@ -13,12 +13,12 @@ import hashlib
 import struct
 import zlib
 from pathlib import Path
-from typing import Iterable, Iterator, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 from m3jit.durable.errors import DamagedStore
 from m3jit.durable.files import File, Files, syncing
 from m3jit.durable.log import SECTOR, aligned
-from m3jit.durable.tree import HASH, Ref
+from m3jit.durable.tree import HASH, TREE, Ref, pack
 
 CHUNK = 1 << 20                    # bytes of a DATA block at most
 TABLE_CHUNK = 4096                 # bytes of a DATA block of a table: a long table shares most of them with the last
@@ -218,6 +218,11 @@ class Writer:
     def blob(self, data: bytes | memoryview) -> Ref:
         """Bytes of any number, as a reference."""
         return self._chunked(data, CHUNK, 0)
+
+    def tree(self, tree: Any) -> Ref:
+        """A tree in blocks of its own, which a version of which it did not change shares with the one before."""
+        ref = self.blob(pack(tree))
+        return Ref(ref.hash, ref.length, TREE)
 
     def item(self, data: bytes | memoryview) -> bytes:
         """The name of a table's item."""

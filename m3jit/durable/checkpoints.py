@@ -1,8 +1,8 @@
 """What CHECKPOINT_SAVE, CHECKPOINT_RESTORE, PERSIST and the WAL region do to a disk (m3jit.vm.checkpoints).
 
-A checkpoint is the newest version in a store of its own, in the folder its PATH names; the versions before it stay
-until that store compacts itself.  PERSIST writes to the machine's store: its main context under the name "run", others
-under "context N".  A run that is started again with that store goes on at its last version, or at the beginning where
+A checkpoint is the newest version in a store of its own, in the folder its PATH names: what a snapshot of the context
+holds; the versions before it stay until that store compacts itself.  PERSIST writes the whole machine to its store,
+under the name "run": the snapshot, and where all other contexts stand.  A run that is started again with that store goes on at its last version, or at the beginning where
 it has none; what it appended to the log behind that is dropped, as it appends it again.  What a run that came to its
 end appended stays (`ended`), and the next run appends behind it.
 """
@@ -34,6 +34,7 @@ class Checkpoints:
         self._end = store.length(RUN) if store is not None else 0      # of the log
         self._pending: list[bytes] = []                # appended, not written yet
         self._held = 0                                 # bytes of these
+        self._saved: dict[Path, str] = {}              # folder -> the checkpoint that this machine saved there last
 
     # -- CHECKPOINT_SAVE, CHECKPOINT_RESTORE ------------------------------------------------------------------------
     def _store(self, folder: Path) -> Store:
@@ -46,7 +47,9 @@ class Checkpoints:
         """Write a `Snapshot`, a state or a tensor as the checkpoint in a folder; bytes of blocks written."""
         store = self._store(folder)
         if isinstance(value, Snapshot):
-            return version.write(store, vm, vm.main, NAME, of=value).bytes
+            written = version.write(store, vm, vm.main, NAME, of=value)
+            self._saved[folder] = written.root.hash.hex()
+            return written.bytes
 
         def build(writer: Any) -> Any:
             packing = roots.Packing(vm, writer)
@@ -78,8 +81,13 @@ class Checkpoints:
                              f"run itself saved")
         tree = store.read(found)
         if isinstance(tree, list) and tree[:1] == ["version"]:
-            loaded = version.load(store, vm, found)
-            return loaded.settle, loaded.snapshot()
+            loaded = version.load(store, vm, found, self._saved.get(folder) != which)
+            snapshot = loaded.snapshot()
+
+            def settle() -> None:
+                loaded.keep(snapshot)
+                loaded.settle()
+            return settle, snapshot
         try:
             what, layout, (kind, content), models = tree
             expect(what == "value" and layout == LAYOUT, "it is no checkpoint")
@@ -99,11 +107,10 @@ class Checkpoints:
         return self.store
 
     def persist(self, vm: Any, snapshot: Snapshot) -> int:
-        """Commit a snapshot to the machine's store, the log first."""
+        """Commit the machine as it is when a context has taken this snapshot, the log first."""
         store = self._own()
         self.flush()
-        name = RUN if snapshot.context == vm.main.id else f"context {snapshot.context}"
-        return version.write(store, vm, vm.main, name, [self._end], of=snapshot).bytes
+        return version.write(store, vm, vm.main, RUN, [self._end], of=snapshot, whole=True).bytes
 
     def append(self, vm: Any, offset: int, data: bytes, durable: bool) -> int:
         """Add to the log.  offset: 0, or the log's length.  What is not durable is written when it gets too much.
@@ -132,7 +139,7 @@ class Checkpoints:
         self._write()
 
     def commit(self, vm: Any) -> None:
-        """Commit the main context as it is now, between two instructions."""
+        """Commit the machine as it is now, between two instructions."""
         self.flush()
         self._own().commit(vm, RUN, [self._end])
 
@@ -154,9 +161,12 @@ class Checkpoints:
         return back
 
     def ended(self) -> None:
-        """The run came to its end: what it appended to the log is complete, and there is no version to go on from."""
-        self.flush()
-        self._own().end(RUN)
+        """The run came to its end: what it appended to the log is complete, and there is no version to go on from.
+
+        The machine says so, when all its contexts have ended and what it wrote is complete (`VM.run`, `VM.close`)."""
+        if self.store is not None:
+            self.flush()
+            self.store.end(RUN)
 
     def close(self) -> None:
         """Write what is pending; close the checkpoints (not the machine's store)."""

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 from m3jit.durable.blocks import CHUNK
 from m3jit.durable.states import BY_CLASS, BY_KIND, expect, make_page, pack_tensor, unpack_tensor, whole
-from m3jit.durable.tree import HASH, Ref
+from m3jit.durable.tree import HASH, TREE, Ref, as_bytes, unpack
 from m3jit.errors import UserError, brief
 from m3jit.isa.control import MAX_CALL_DEPTH
 from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES
 from m3jit.isa.types import F32, Tensor
-from m3jit.vm.context import Context, Frame, Root
+from m3jit.vm.commit import commit
+from m3jit.vm.context import Frame, Root
 from m3jit.vm.memory import ARENA_LIMIT, ARENAS, IN_ROOT, ContextMemory, Pages
 from m3jit.vm.memory import PAGE as MEMORY_PAGE
 from m3jit.vm.memory import Page as MemoryPage
@@ -28,19 +29,6 @@ MAX_NUMBER = 2 ** 62
 
 _tensor_refs: "weakref.WeakKeyDictionary[Tensor, Ref]" = weakref.WeakKeyDictionary()
 _memory_names: "weakref.WeakKeyDictionary[MemoryPage, bytes]" = weakref.WeakKeyDictionary()
-
-
-def named_snapshots(ctx: Context) -> list[Snapshot]:
-    """The live snapshots that a running context's registers and frames name, oldest first."""
-    found: dict[int, Snapshot] = {}
-    frame, banks = ctx.frames, [ctx.R]
-    while frame is not None:
-        banks.append(frame.R)
-        frame = frame.parent
-    for value in itertools.chain.from_iterable(banks):
-        if value.__class__ is SnapshotHandle and value.get() is not None:
-            found[value.id] = value.get()
-    return [found[n] for n in sorted(found)]
 
 
 def model_hash(model: Any) -> str:
@@ -115,11 +103,14 @@ class Packing:
         return [[number, major, handle.id] for (number, major), handle in self.vm.machine._extension_handles.items()]
 
     # -- roots ------------------------------------------------------------------------------------------------------
-    def snapshot(self, s: Snapshot, root: Any = None) -> Any:
-        """[number, parent, place, context, root]."""
+    def place(self, index: int) -> int:
+        """The byte offset of an instruction, or of the program's end."""
         pcs = self.vm.image.pcs
-        return [s.id, s.parent, pcs[s.resume] if s.resume < len(pcs) else len(self.vm.image.text), s.context,
-                root or self.root(s.root)]
+        return pcs[index] if index < len(pcs) else len(self.vm.image.text)
+
+    def snapshot(self, s: Snapshot, main: bool = False) -> Any:
+        """[number, parent, place, context, root]; main: its root is that of the version, and stands there."""
+        return [s.id, s.parent, self.place(s.resume), s.context, None if main else self.writer.tree(self.root(s.root))]
 
     def root(self, root: Root) -> Any:
         """[R, V, S, frames, flags, random stream, states, memory, arenas, positions, texts, current model]."""
@@ -194,8 +185,12 @@ class Unpacking:
     ValueError, KeyError, TypeError, OperandError: a tree that is none, another model, more bytes than the machine
     takes."""
 
-    def __init__(self, vm: Any, store: Any, models: list[Any], model_handles: list[Any], extension_handles: list[Any]):
-        self.vm, self.store = vm, store
+    def __init__(self, vm: Any, store: Any, models: list[Any], model_handles: list[Any], extension_handles: list[Any],
+                 strangers: bool = False):
+        """strangers: contexts that it names may have been those of another run."""
+        self.vm, self.store, self.strangers = vm, store, strangers
+        self._main_taken = False
+        self._renamed: dict[int, int] = {}             # contexts of another run -> numbers that no context has
         self.left = 2 * vm.xp.limit_bytes              # bytes that may still be allocated
         self._pages: dict[tuple[bytes, int], Any] = {}
         self._blobs: dict[Ref, bytes] = {}
@@ -298,6 +293,30 @@ class Unpacking:
             self._next = max(self._next, found + 1)
         return found
 
+    def context(self, stored: Any) -> int:
+        """A context's number here: the same; strangers: unless that is a live one, which is another."""
+        whole(stored, 1, MAX_NUMBER, "a context")
+        if self.strangers and any(c.id == stored for c in self.vm.memory.contexts()):
+            if stored not in self._renamed:
+                number = next(self.vm._ids)
+                self.vm._ids = itertools.count(number + 1)
+                self._renamed[stored] = number
+            stored = self._renamed[stored]
+        self._contexts = max(self._contexts, stored)
+        return stored
+
+    def tree(self, ref: Any) -> Any:
+        """A tree that has blocks of its own."""
+        expect(isinstance(ref, Ref) and ref.item == TREE, "no tree")
+        self.spend(ref.length)
+        return unpack(self.store.bytes_of(as_bytes(ref), ref.length))
+
+    def index(self, pc: Any) -> int:
+        """The instruction at a byte offset, or the end of the program."""
+        found = self.vm.image.index_of.get(pc, len(self.vm.image.pcs) if pc == len(self.vm.image.text) else None)
+        expect(found is not None, f"the place {pc!r} is not the start of an instruction")
+        return found
+
     def announce(self, named: list[Any], given: list[Any]) -> None:
         """Make the snapshots that were stored, still empty."""
         expect(len(named) + len(given) <= MAX_SNAPSHOTS, "too many snapshots")
@@ -305,8 +324,7 @@ class Unpacking:
         live = {s.id for s in store.live()}
         for number, parent, pc, context, _ in (*named, *given):
             whole(number, 1, MAX_NUMBER, "a snapshot"), whole(parent, 0, MAX_NUMBER, "a snapshot")
-            resume = self.vm.image.index_of.get(pc, len(self.vm.image.pcs) if pc == len(self.vm.image.text) else None)
-            expect(resume is not None, "a snapshot stands at no instruction")
+            resume = self.index(pc)
             if number not in self._snapshots:
                 here = number if number not in live else store.new_id()
                 self._top = max(self._top, here)
@@ -323,6 +341,17 @@ class Unpacking:
         found = self._snapshots.get(stored)
         return found.id if found is not None else None
 
+    def snapshot(self, stored: int) -> Snapshot | None:
+        """The stored snapshot of that number."""
+        return self._snapshots.get(stored)
+
+    def keep(self, but: Snapshot | None = None) -> None:
+        """Put the stored snapshots into the machine's window, which is what keeps alive those that only others name.
+        OperandError: they hold too much."""
+        for found in sorted(self._snapshots.values(), key=lambda s: s.id):
+            if found is not but:
+                commit(self.vm.snapshots.keep(found))
+
     def as_snapshot(self, number: int | None, root: Root, index: int) -> Snapshot:
         """The stored snapshot of that number here, else a new one of this root."""
         for found in self._snapshots.values():
@@ -331,22 +360,30 @@ class Unpacking:
         store = self.vm.snapshots
         return Snapshot(store.new_id(), 0, root, index, self.vm.main.id, store)
 
-    def fill(self, snapshot: list[Any]) -> None:
-        """Give a snapshot its root."""
+    def fill(self, snapshot: list[Any], main: Any) -> None:
+        """Give a snapshot its root.  main: the tree of the version's."""
         found = self._snapshots[snapshot[0]]
         if found.root is None:
-            found.root = self.root(snapshot[4])
+            if snapshot[4] is None:
+                expect(not self._main_taken, "two snapshots that are the version itself")
+                self._main_taken = True
+            found.root = self.root(main if snapshot[4] is None else self.tree(snapshot[4]))
 
-    def settle(self) -> None:
-        """What the machine keeps beside its contexts' roots: numbers it must not give out again, handles of models."""
+    def roots(self) -> list[Root]:
+        """Those of the stored snapshots."""
+        return [s.root for s in self._snapshots.values()]
+
+    def settle(self, context: int = 0, handle: int = 0, snapshot: int = 0) -> None:
+        """What the machine keeps beside its contexts' roots: numbers it must not give out again (those before the given
+        ones neither), handles of models."""
         vm, machine = self.vm, self.vm.machine
-        machine._handles = itertools.count(self._next)
+        machine._handles = itertools.count(max(self._next, handle))
         for model, handle in self._model_handles:
             machine._model_handles[id(model)] = handle
         for key, handle in self._extension_handles:
             machine._extension_handles[key] = handle
-        vm.snapshots._ids = itertools.count(max(vm.snapshots.new_id(), self._top + 1))
-        vm._ids = itertools.count(max(next(vm._ids), self._contexts + 1))
+        vm.snapshots._ids = itertools.count(max(vm.snapshots.new_id(), self._top + 1, snapshot))
+        vm._ids = itertools.count(max(next(vm._ids), self._contexts + 1, context))
         if self._registers > vm.image.used_registers:
             vm.image.used_registers = 256
             for ctx in (vm.main, *vm.scheduler.contexts.values()):
@@ -369,7 +406,7 @@ class Unpacking:
         for number, kind, content in states:
             expect(kind in BY_KIND, f"a state of kind {kind!r}, which this version of m3jit does not know")
             root.states.set(self.number(number), BY_KIND[kind].unpack(content, self))
-        root.memory = self._memory(memory, arenas)
+        root.memory = self.memory(memory, arenas)
         return root
 
     def bank(self, bank: int, items: list[Any]) -> list[Any]:
@@ -394,12 +431,10 @@ class Unpacking:
         if what == "handle":
             return Handle(self.number(rest[0]), self._text(rest[1]))
         expect(bank == 0, f"a {what!r} in a state register")
-        number = whole(rest[0], 1, MAX_NUMBER, "a number")
         if what == "context":
-            self._contexts = max(self._contexts, number)
-            return ContextRef(number)
+            return ContextRef(self.context(rest[0]))
         expect(what == "snapshot", f"a value of kind {what!r}")
-        return self._snapshot_handle(number)
+        return self._snapshot_handle(whole(rest[0], 1, MAX_NUMBER, "a number"))
 
     def _snapshot_handle(self, number: int) -> SnapshotHandle:
         snapshot = self._snapshots.get(number)
@@ -418,10 +453,11 @@ class Unpacking:
             out = Frame(self.bank(0, R), self.bank(1, V), back, tuple(args), out)
         return out
 
-    def _memory(self, regions: list[Any], arenas: list[Any]) -> ContextMemory:
+    def memory(self, regions: list[Any], arenas: list[Any], allowed: Sequence[int] = IN_ROOT) -> ContextMemory:
+        """Regions (of those that are allowed) and arenas."""
         out = ContextMemory(self.vm.memory)
         for region, numbers, table in regions:
-            expect(region in IN_ROOT and region not in out.pages, f"region {region!r}")
+            expect(region in allowed and region not in out.pages, f"region {region!r}")
             expect(isinstance(table, Ref) and table.item == MEMORY_PAGE, "pages of memory of another size")
             names = self.names(table)
             raw = self.data(numbers, len(names) // HASH * 8)

@@ -21,7 +21,7 @@ from m3jit.durable.blocks import DATA, Blocks, Writer, pack_places, segment_numb
 from m3jit.durable.errors import DamagedStore, StoreError, StoreFull, StoreInUse
 from m3jit.durable.files import Files, SyncFailed, syncing
 from m3jit.durable.log import Damage, Log
-from m3jit.durable.tree import Ref, TreeError, pack, refs, unpack
+from m3jit.durable.tree import TREE, Ref, TreeError, as_bytes, pack, refs, unpack
 from m3jit.errors import brief
 
 LOG, NEW_LOG, LOCK = "log", "log.new", "lock"
@@ -188,11 +188,15 @@ class Store:
     def read(self, version: Version) -> Any:
         """The tree that `put` stored.  DamagedStore when its bytes are not those that were written."""
         with self._mutex, _said(self.path, "read"):
-            try:
-                return unpack(self.bytes_of(version.root, MAX_ROOT))
-            except TreeError as e:
-                raise DamagedStore(self.path / LOG, 0, f"{version.name} version {version.number} is no tree: {e}",
-                                   "an earlier version may be whole") from None
+            return self._tree(version, version.root)
+
+    def _tree(self, version: Version, ref: Ref) -> Any:
+        """A tree that a version holds."""
+        try:
+            return unpack(self.bytes_of(as_bytes(ref), MAX_ROOT))
+        except TreeError as e:
+            raise DamagedStore(self.path / LOG, 0, f"{version.name} version {version.number} is no tree: {e}",
+                               "an earlier version may be whole") from None
 
     def bytes_of(self, ref: Ref, limit: int) -> bytes:
         """The bytes a reference names.  StoreError beyond `limit`."""
@@ -342,9 +346,16 @@ class Store:
     def needs(self, version: Version) -> Iterator[bytes]:
         """Names of all blocks a version needs."""
         seen: set[tuple[bytes, int, bool]] = set()
-        yield from self.blocks.reachable(version.root, seen)
-        for ref in refs(self.read(version)):
-            yield from self.blocks.reachable(ref, seen)
+        trees, todo = {version.root}, [version.root]
+        while todo:
+            at = todo.pop()
+            yield from self.blocks.reachable(as_bytes(at), seen)
+            for ref in refs(self._tree(version, at)):
+                if ref.item != TREE:
+                    yield from self.blocks.reachable(ref, seen)
+                elif ref not in trees:
+                    trees.add(ref)
+                    todo.append(ref)
 
     def _bytes(self) -> int:
         return sum(self.blocks.ends.values())
@@ -373,17 +384,18 @@ class Store:
 
     # -- versions of machines ---------------------------------------------------------------------------------------
     def commit(self, vm: Any, name: str, notes: Any = None, snapshots: Any = (), context: Any = None) -> Version:
-        """Commit the version a `VM`'s main context (or another of its contexts) has now.
+        """Commit the version a `VM` has now, with all its contexts and what they share; context: of that one alone.
 
         notes: a tree of plain values (None, bool, int, float, str, bytes, list) kept with it.  snapshots: handles of
         `VM.fork` that are stored too.  StoreError: a register holds what cannot be stored (it says which)."""
         from m3jit.durable import version
         with vm._entered():
             found = [vm.snapshots.resolve(h) for h in snapshots]
-            return version.write(self, vm, context or vm.main, name, notes, found)
+            return version.write(self, vm, context or vm.main, name, notes, found, whole=context is None)
 
     def restore(self, vm: Any, name: str, number: int | None = None) -> Restored:
-        """Put a committed version into a `VM` of the same program: registers, memory, states, place in the program.
+        """Put a committed version into a `VM` of the same program: registers, memory, states, place in the program; of a
+        whole machine, in place of all its contexts, else into the main one.
 
         All of it is read and checked before anything of the machine changes.  StoreError: another program or model;
         DamagedStore."""

@@ -12,6 +12,7 @@ from typing import Any, Iterator
 
 MAX_DEPTH = 40
 HASH = 16                          # bytes of a block's name
+TREE = 2 ** 64 - 1                 # `Ref.item` of bytes that are a tree themselves
 
 _NONE, _FALSE, _TRUE, _INT, _FLOAT, _BYTES, _TEXT, _LIST, _REF = range(9)
 _i64, _f64, _u32, _ref = (struct.Struct(f) for f in ("<q", "<d", "<I", "<16sQQ"))
@@ -27,8 +28,8 @@ class TreeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Names bytes that lie in blocks.  item 0: `length` bytes.  Otherwise a table: length / 16 block names, each of
-    `item` bytes, one behind the other."""
+    """Names bytes that lie in blocks.  item 0: `length` bytes; TREE: those of a tree, which may have references itself.
+    Otherwise a table: length / 16 block names, each of `item` bytes, one behind the other."""
     hash: bytes
     length: int
     item: int = 0
@@ -118,6 +119,11 @@ class _Reader:
         if depth >= MAX_DEPTH:
             raise TreeError(start, f"more than {MAX_DEPTH} lists inside each other")
         return [self.value(depth + 1) for _ in range(count)]
+
+
+def as_bytes(ref: Ref) -> Ref:
+    """The reference to a tree as one to its bytes."""
+    return Ref(ref.hash, ref.length)
 
 
 def refs(tree: Any) -> Iterator[Ref]:

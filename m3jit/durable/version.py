@@ -1,18 +1,19 @@
-"""A context's version as a tree: what a snapshot of it holds, and where it stands in its program.
+"""A version as a tree: what a snapshot of a context holds, where it stands in its program, and a whole machine's rest.
 
-    ["version", 1, program, place, main root, named snapshots, given snapshots, models, model handles,
-     extension handles, notes]
+    ["version", 2, program, place, main root, named snapshots, given snapshots, models, model handles,
+     extension handles, machine, notes]
 
-Snapshots that a running context's registers hold are stored with it, as they are kept alive by it; a snapshot that only
-another snapshot names is not, and its handle is then one that was released.  Handles keep their numbers, but for those
-that name a model or an extension in the machine that restores: a version of another run may have used them otherwise.
+machine: what lies outside the root (m3jit.durable.contexts), None in a version of one context.  The live snapshots that
+the roots name are stored with them, and those that these name.  Handles keep their numbers, but for those that name a
+model or an extension in the machine that restores: a version of another run may have used them otherwise.
 """
 from __future__ import annotations
 
 import hashlib
+import threading
 from typing import TYPE_CHECKING, Any, Sequence
 
-from m3jit.durable import roots
+from m3jit.durable import contexts, inputs, roots
 from m3jit.durable.errors import StoreError
 from m3jit.durable.states import expect, whole
 from m3jit.durable.tree import TreeError
@@ -24,7 +25,7 @@ from m3jit.vm.snapshots import Snapshot
 if TYPE_CHECKING:
     from m3jit.durable.store import Restored, Store, Version
 
-LAYOUT = 1
+LAYOUT = 2
 WRONG = (TreeError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
 
 
@@ -37,8 +38,9 @@ def program_hash(image: Any) -> bytes:
 
 
 def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, snapshots: Sequence[Snapshot] = (),
-          of: Snapshot | None = None) -> "Version":
-    """Commit a context as it is now, or a snapshot `of` it; the caller holds the machine.
+          of: Snapshot | None = None, whole: bool = False) -> "Version":
+    """Commit a context as it is now, or a snapshot `of` one; whole: the machine, `ctx` is its main context, and `of` what
+    one of its contexts is taking.  The caller holds the machine.
 
     StoreError: a value without a form on a disk; a run that was broken off in the middle of an instruction; the store's
     errors."""
@@ -46,20 +48,24 @@ def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, s
         raise StoreError(f"{store.path}: {brief(repr(name))}: the run was broken off ({vm.error.__class__.__name__}), "
                          f"maybe in the middle of an instruction; commit a snapshot made before, or end runs with "
                          f"VM.stop")
-    pcs, end = vm.image.pcs, len(vm.image.text)
-    root, index = (ctx.capture(), ctx.index) if of is None else (of.root, of.resume)
-    held = roots.named_snapshots(ctx) if of is None else []
-    newest = ctx.newest_snapshot if of is None else of.id
-    ended = of is None and ctx.status in (DONE, KILLED)
+    taken = of if of is not None and (not whole or of.context == ctx.id) else None         # is it the main root?
+    root, index = (ctx.capture(), ctx.index) if taken is None else (taken.root, taken.resume)
+    newest = ctx.newest_snapshot if taken is None else taken.id
+    ended = taken is None and ctx.status in (DONE, KILLED)
+    standing = contexts.Standing(vm, of) if whole else None
+    others = [] if standing is None else standing.roots.values()
+    held = contexts.named_snapshots([root, *others, *(s.root for s in snapshots)], of)
 
     def build(writer: Any) -> Any:
         packing = roots.Packing(vm, writer)
         main = packing.root(root)
-        named = [packing.snapshot(s) for s in held] if of is None else [packing.snapshot(of, main)]
+        named = [packing.snapshot(s) for s in held]
+        if of is not None:
+            named.append(packing.snapshot(of, of is taken))
         given = [packing.snapshot(s) for s in snapshots]
-        place = [pcs[index] if index < len(pcs) else end, ended, newest or 0]
-        return ["version", LAYOUT, program_hash(vm.image), place, main, named, given, packing.models,
-                packing.model_handles(), packing.extension_handles(), notes]
+        machine = None if standing is None else contexts.pack_machine(vm, packing, standing, {s[0] for s in (*named, *given)})
+        return ["version", LAYOUT, program_hash(vm.image), [packing.place(index), ended, newest or 0], main, named, given,
+                packing.models, packing.model_handles(), packing.extension_handles(), machine, notes]
     try:
         return store.put(name, build)
     except (TypeError, ValueError) as e:
@@ -76,32 +82,39 @@ def restore(store: "Store", vm: Any, version: "Version") -> "Restored":
         loaded = load(store, vm, version)
         ctx = vm.main
         status = DONE if loaded.ended else READY
-        commit([*ctx.restoring(loaded.root), attribute(ctx, "index", loaded.index), attribute(ctx, "status", status),
-                   attribute(ctx, "newest_snapshot", loaded.newest), attribute(ctx, "trap", None),
-                   attribute(ctx, "waiting_for", None),
-                   attribute(vm, "_first_trap", None)])
+        stores = [*ctx.restoring(loaded.root), attribute(ctx, "index", loaded.index), attribute(ctx, "status", status),
+                  attribute(ctx, "newest_snapshot", loaded.newest), attribute(ctx, "trap", None),
+                  attribute(ctx, "waiting_for", None), attribute(vm, "_first_trap", None)]
+        if loaded.machine is None:
+            loaded.keep()
+            scheduler = vm.scheduler
+            if loaded.ended:
+                stores.append(scheduler.removing(ctx))
+            elif ctx.id not in scheduler.contexts:
+                stores += scheduler.adding(ctx, ctx.virtual_time)
+            commit(stores)
+        elif vm._runner not in (None, threading.get_ident()):
+            raise StoreError(f"{vm.image.name}: another thread runs this machine; restore it before, or when it has stopped")
+        else:
+            commit([*stores, *loaded.machine.stores])
         loaded.settle()
-        scheduled = ctx.id in vm.scheduler.contexts
-        if loaded.ended and scheduled:
-            vm.scheduler.remove(ctx)
-        elif not loaded.ended and not scheduled:
-            vm.scheduler.add(ctx, ctx.virtual_time)
         return Restored(version, loaded.notes, loaded.given)
 
 
-def load(store: "Store", vm: Any, version: "Version") -> "Loaded":
-    """A version, completely read and checked, for a machine that is not changed yet."""
+def load(store: "Store", vm: Any, version: "Version", strangers: bool = False) -> "Loaded":
+    """A version, completely read and checked, for a machine that is not changed yet.  strangers: contexts that its
+    registers name may have been those of another run."""
     where = f"{store.path}: {brief(repr(version.name))} version {version.number}"
     tree = store.read(version)
     try:
-        expect(isinstance(tree, list) and len(tree) == 11 and tree[:1] == ["version"], "it is no version of a machine")
-        expect(tree[1] == LAYOUT, f"its layout is {tree[1]!r}, this version of m3jit reads {LAYOUT}")
+        expect(isinstance(tree, list) and len(tree) >= 3 and tree[:1] == ["version"], "it is no version of a machine")
+        expect(tree[1] == LAYOUT and len(tree) == 12, f"its layout is {tree[1]!r}, this version of m3jit reads {LAYOUT}")
         if tree[2] != program_hash(vm.image):
             raise StoreError(f"{where}: was written by another program (its code and data have the hash "
                              f"{_hex(tree[2])}, those of {vm.image.name} {_hex(program_hash(vm.image))}); restore it "
                              f"with the program that wrote it (of a model: with the options it had then, such as --temp, "
                              f"--max-tokens, --kv-type, --lora), or use another folder or name")
-        return Loaded(store, vm, tree)
+        return Loaded(store, vm, tree, strangers)
     except OperandError as e:
         raise StoreError(f"{where}: {e.message}") from None
     except WRONG as e:
@@ -109,31 +122,41 @@ def load(store: "Store", vm: Any, version: "Version") -> "Loaded":
 
 
 class Loaded:
-    """A version that was read.  `settle` makes what the machine keeps beside the root agree with it."""
+    """A version that was read.  `machine`: its rest, of a whole one.  `settle` makes what the machine keeps beside it
+    agree with it; `keep` does so before, with snapshots."""
 
-    def __init__(self, store: "Store", vm: Any, tree: list[Any]):
-        _, _, _, place, main, named, given, models, model_handles, extension_handles, self.notes = tree
+    def __init__(self, store: "Store", vm: Any, tree: list[Any], strangers: bool):
+        _, _, _, place, main, named, given, models, model_handles, extension_handles, machine, self.notes = tree
         pc, self.ended, newest = place
         expect(self.ended.__class__ is bool, "no word on whether it has ended")
-        index = vm.image.index_of.get(pc)
-        whole(pc, 0, len(vm.image.text), "its place")
-        expect(index is not None or pc == len(vm.image.text), f"its place 0x{pc:x} is not the start of an instruction")
-        self.index = len(vm.image.pcs) if index is None else index
-        reading = roots.Unpacking(vm, store, models, model_handles, extension_handles)
+        reading = roots.Unpacking(vm, store, models, model_handles, extension_handles, strangers)
+        self.index = reading.index(pc)
         reading.announce(named, given)
         self.root = reading.root(main)
         self.given = [reading.handle_to(s) for s in given]
         for snapshot in (*named, *given):
-            reading.fill(snapshot)
+            reading.fill(snapshot, main)
         self.newest = reading.snapshot_id(newest)
+        self.machine = None if machine is None else contexts.Whole(reading, machine)
+        if self.machine is None:
+            for root in (self.root, *reading.roots()):
+                inputs.check_positions(vm, root)
+        else:
+            expect((self.machine.main is None) == self.ended, "no word on whether the main context has ended")
         self._reading = reading
 
     def snapshot(self) -> Snapshot:
         """The version as a snapshot of the machine."""
         return self._reading.as_snapshot(self.newest, self.root, self.index)
 
+    def keep(self, but: Snapshot | None = None) -> None:
+        """Keep alive what only other snapshots name.  OperandError: snapshots hold too much."""
+        self._reading.keep(but)
+
     def settle(self) -> None:
-        self._reading.settle()
+        """The numbers that are given out from now on, handles of models and extensions."""
+        m = self.machine
+        self._reading.settle(*(() if m is None else (m.next_context, m.next_handle, m.next_snapshot)))
 
 
 def _hex(digest: Any) -> str:

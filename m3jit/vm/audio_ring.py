@@ -11,8 +11,9 @@ from typing import Any, Callable
 import numpy as np
 
 from m3jit.errors import BeyondReach, StreamError, UserError
+from m3jit.vm.commit import Store, attribute
 from m3jit.vm.sources import END, NOTHING
-from m3jit.vm.waiting import Signal
+from m3jit.vm.waiting import Blocked, Signal, Wait
 
 RATE, SECONDS = 24_000, 2.0
 MOST_BYTES = 1 << 30               # of a ring
@@ -65,6 +66,25 @@ class AudioRing:
             self.signal.notify()
         self.told()
 
+    def wait_for_frames(self, position: int | None, count: int) -> Wait:
+        """What a reader waits for whose frames are not there yet."""
+        return Wait(lambda: self.closed or self.end - (self.base if position is None else position) >= max(count, 1),
+                    f"sound on {self.name}", True, self, terms=("sound", self.name, position, count))
+
+    def kept(self) -> np.ndarray:
+        """A copy of the frames there are [n, channels], the oldest first."""
+        with self.signal:
+            return self._samples[np.arange(self.base, self.end) % self.frames]
+
+    def holding(self, base: int, samples: np.ndarray, closed: bool) -> list[Store]:
+        """The stores (m3jit.vm.commit) that make it hold these frames from position `base` on, the newest that fit."""
+        end = base + len(samples)
+        first = max(base, end - self.frames)
+        held = np.zeros_like(self._samples)
+        held[np.arange(first, end) % self.frames] = samples[first - base:]
+        return [attribute(self, "_samples", held), attribute(self, "base", first), attribute(self, "end", end),
+                attribute(self, "closed", closed)]
+
     def span(self) -> tuple[int, int]:
         """(the oldest position there is, the one behind the newest)."""
         with self.signal:
@@ -87,8 +107,7 @@ class AudioRing:
             if there < max(count, 1) and not self.closed:
                 if not blocking:
                     return NOTHING, at
-                self.signal.block(lambda: self.closed or self.end - (self.base if position is None else position)
-                                  >= max(count, 1), f"sound on {self.name}", True, self)
+                raise Blocked(self.wait_for_frames(position, count))
             if there < 1:
                 return END, at
             n = min(there, count) if count else there

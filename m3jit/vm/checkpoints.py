@@ -33,6 +33,9 @@ class Checkpoints(Protocol):
     def append(self, vm: Any, offset: int, data: bytes, durable: bool) -> int:
         """Add to the log of the machine's own store; its length then.  durable: it is on the disk."""
 
+    def ended(self) -> None:
+        """The run came to its end, and everything it wrote is complete."""
+
     def close(self) -> None: ...
 
 
@@ -44,6 +47,9 @@ class NoCheckpoints:
                            "m3jit.Checkpoints())")
 
     save = newest = load = persist = append = _none
+
+    def ended(self) -> None:
+        """Nothing was kept."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -79,8 +85,9 @@ class CheckpointsView:
         which = self.observe(RESTORE, lambda: disk.newest(folder))             # type: ignore[attr-defined]
         settle, value = disk.load(vm, folder, which)
         if value.__class__ is Snapshot:
+            settle()                                   # what it names is kept before it
             self.stores += vm.snapshots.keep(value)                            # type: ignore[attr-defined]
-            value = SnapshotHandle(value, value.id)
+            return SnapshotHandle(value, value.id)
         elif hasattr(value, "kind_name"):
             value, stores = self.handle_for(self.ctx, value)                   # type: ignore[attr-defined]
             self.stores += stores                                              # type: ignore[attr-defined]

@@ -55,8 +55,12 @@ class SignalsView:
         until, expired = self._deadline(timeout)
         if expired:
             return TIME_IS_UP
-        raise Blocked(Wait(lambda: bool(ctx.interrupt) or self._input_is_there(ctx) or _is_over(until),
-                           "an interrupt", True, None, until))
+        raise Blocked(self.wait_of_wfi(ctx, until))
+
+    def wait_of_wfi(self, ctx: Context, until: float | None) -> Wait:
+        """What a context waits for in WFI."""
+        return Wait(lambda: bool(ctx.interrupt) or self._input_is_there(ctx) or _is_over(until), "an interrupt", True, None,
+                    until, ("interrupt",))
 
     def _input_is_there(self, ctx: Context) -> bool:
         source = self.vm.sources.get("USER_INPUT")
@@ -135,9 +139,13 @@ class SignalsView:
         return 1
 
     def _wait_for_lock(self, key: int, until: float | None) -> int:
-        ctx, table = self.ctx, self.vm.locks
-        raise Blocked(Wait(lambda: table.holder(key) is ctx or _is_over(until),
-                           f"lock {key}, held by context {table.holder(key).id}", until is not None, None, until))
+        raise Blocked(self.wait_of_lock(self.ctx, key, until, f"held by context {self.vm.locks.holder(key).id}"))
+
+    def wait_of_lock(self, ctx: Context, key: int, until: float | None, why: str) -> Wait:
+        """What a context waits for that is in the queue of a lock."""
+        table = self.vm.locks
+        return Wait(lambda: table.holder(key) is ctx or _is_over(until), f"lock {key}, {why}", until is not None, None,
+                    until, ("lock", key, why))
 
     def unlock(self, key: int) -> None:
         """UNLOCK."""

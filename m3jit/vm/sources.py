@@ -16,7 +16,7 @@ import numpy as np
 from m3jit.errors import BeyondReach, M3Error, StreamError
 from m3jit.frontend.npy import read_npy
 from m3jit.vm.streams import Ring
-from m3jit.vm.waiting import Signal
+from m3jit.vm.waiting import Blocked, Signal, Wait
 
 DEFAULT_REACH = 1024
 
@@ -45,6 +45,7 @@ class QueueSource:
     """Items pushed by the host (`VM.push_input`) or drawn from an iterator; the newest `reach` read items are kept.
 
     waits: an empty queue blocks until something is pushed or the queue is closed; otherwise it is at its end."""
+    goes_on = False                                # a machine that is restored gets what was stored of it, too
 
     def __init__(self, name: str, signal: Signal, items: Iterable[Any] = (), waits: bool = False,
                  reach: int = DEFAULT_REACH):
@@ -53,6 +54,7 @@ class QueueSource:
         self.base = 0                              # position of items[0]
         self.taken = 0
         self.closed = False
+        self.draws = not isinstance(items, tuple) or bool(items)         # from an iterator
         self.more: Iterator[Any] = iter(items)
 
     def push(self, item: Any) -> None:
@@ -72,6 +74,11 @@ class QueueSource:
         """Was the item at `position` pushed?"""
         return self._has(position)
 
+    def wait_for_item(self, position: int) -> Wait:
+        """What a reader waits for whose item is not there yet."""
+        return Wait(lambda: self._has(position) or self.closed, f"input on {self.name}", True, self,
+                    terms=("input", self.name, position))
+
     def _has(self, position: int) -> bool:
         return position < self.base + len(self.items)
 
@@ -86,14 +93,15 @@ class QueueSource:
                 raise BeyondReach(f"input {self.name}: item {position} is beyond its reach (the oldest kept is "
                                   f"{self.base}); a rollback went back further than {self.reach} items")
             if not self._has(position):
-                self.items.extend(islice(self.more, 1))          # in one step: an interrupt loses no item
+                # in one step: an interrupt loses no item.  Several after a restore, where it is drawn from its beginning
+                self.items.extend(islice(self.more, position + 1 - self.base - len(self.items)))
             if not self._has(position):
                 if not self.waits or self.closed:
                     return (NOTHING if not blocking and not self.closed else END), position
                 elif not blocking:
                     return NOTHING, position
                 else:
-                    self.signal.block(lambda: self._has(position) or self.closed, f"input on {self.name}", True, self)
+                    raise Blocked(self.wait_for_item(position))
             value = self.items[position - self.base]
             self.taken = max(self.taken, position + 1)
             while self.taken - self.base > self.reach:
@@ -146,9 +154,7 @@ class RingSource:
                 return END, position
             if not blocking:
                 return NOTHING, position
-            self.ring.signal.block(lambda: position < self.ring.end or self.ring.closed,
-                                   f"an item in ring {self.name}", False)
-            raise AssertionError("unreachable")
+            raise Blocked(self.ring.wait_for_item(position))
 
 
 def read_wav(path: Path) -> tuple[np.ndarray, int]:

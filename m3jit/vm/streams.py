@@ -19,7 +19,7 @@ import numpy as np
 from m3jit.errors import SinkClosed, StreamError
 from m3jit.isa.types import BF16, Tensor
 from m3jit.new_file import NewFile
-from m3jit.vm.waiting import Signal
+from m3jit.vm.waiting import Blocked, Signal, Wait
 
 DEFAULT_CAPACITY = 64
 
@@ -349,8 +349,7 @@ class Ring:
                 raise SinkClosed(f"ring {self.name} was closed by its reader")
             if self.full:
                 if blocking:
-                    self.signal.block(lambda: not self.full or self.closed, f"space in ring {self.name}",
-                                      self.host_reads)
+                    raise Blocked(self.wait_for_space())
                 self.dropped += 1
                 return False
             self.items.append(item)
@@ -371,6 +370,16 @@ class Ring:
                 self._trim()
                 self.signal.notify()
             return self.items[position - self.base]
+
+    def wait_for_space(self) -> Wait:
+        """What a writer waits for that finds it full."""
+        return Wait(lambda: not self.full or self.closed, f"space in ring {self.name}", self.host_reads,
+                    terms=("space", self.name))
+
+    def wait_for_item(self, position: int) -> Wait:
+        """What a reader waits for whose item is not there yet."""
+        return Wait(lambda: position < self.end or self.closed, f"an item in ring {self.name}", False,
+                    terms=("item", self.name, position))
 
     def pop(self) -> Item | None:
         """The oldest unread item, for the host; None when there is none."""

@@ -35,6 +35,9 @@ class Turns:
         self.look_at: int | None = None                # .. and after which one is cut at the next poll point
         self.pausing = False                           # (with a raised stop word) cut the slice where it is
         self._cut: tuple[Context, int, int] | None = None      # a slice that was cut, its budget, what of it was done
+        self._slicing: tuple[Context, int, int] | None = None  # the slice that runs, its budget, `retired` at its start
+        self.stopped: tuple[Context, ...] = ()         # contexts that had not ended when the run failed
+        self.rings_closed: frozenset[str] = frozenset()        # rings that were closed before the machine was
         self._lock, self._gate = threading.RLock(), Entered(self)
         self._runner: int | None = None                # the thread that is in a run
         self._wanting = 0                              # threads that want the lock while a run holds it
@@ -68,6 +71,7 @@ class Turns:
         is a function of the program, and of when a wait for the outside ends.  done: instructions before it was cut."""
         while True:
             before, self.stop_word.running = ctx.retired, ctx
+            self._slicing = ctx, budget, before - done
             left = budget - done
             room = self._room()
             if room <= 0:
@@ -134,7 +138,15 @@ class Turns:
             finally:
                 self._lock.acquire()
 
+    def slice_so_far(self) -> tuple[Context, int, int] | None:
+        """The slice that is going on: its context, its budget, instructions done of it."""
+        if self._cut is not None or self._slicing is None:
+            return self._cut
+        ctx, budget, before = self._slicing
+        return ctx, budget, ctx.retired - before
+
     def _after(self, ctx: Context, retired: int) -> None:
+        self._slicing = None
         self.scheduler.charge(ctx, retired)
         if ctx.status != PARKED:
             ctx.looked = None                          # others may come in between

@@ -205,6 +205,7 @@ class VM(Turns, HostStreams, HostStates):
         """The run is over: no context goes on, partial files are removed; registers stay readable."""
         self.error = self.error or error
         self._retired_before += sum(c.retired for c in self.scheduler.contexts.values() if c is not self.main)
+        self.stopped = tuple(self.scheduler.contexts.values()) or self.stopped
         self.scheduler.contexts.clear()
         self.close(complete=False)
 
@@ -273,7 +274,7 @@ class VM(Turns, HostStreams, HostStates):
         """Close every sink; complete False removes files that were being written."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self.rings_closed = True, frozenset(r.name for r in self.rings.values() if r.closed)
         error: BaseException | None = None
         try:
             self.checkpoints.close()
@@ -290,6 +291,8 @@ class VM(Turns, HostStreams, HostStates):
                 sink.close(complete and error is None)
             except Exception as e:
                 error = error or e
+        if complete and error is None and self.finished:
+            self.checkpoints.ended()                   # what it wrote is complete: there is nothing to go on with
         if error is not None and complete:
             raise error
 

@@ -10,12 +10,14 @@ PATIENCE = 0.05
 
 class Wait:
     """What a context waits for.  `ready()` is asked by the scheduler; `external`: the host can make it ready.  source: the
-    source it waits for; until: when it is ready at the latest (`time.monotonic`)."""
-    __slots__ = ("ready", "what", "external", "source", "until")
+    source it waits for; until: when it is ready at the latest (`time.monotonic`); terms: what that is, in plain
+    values (m3jit.durable.contexts)."""
+    __slots__ = ("ready", "what", "external", "source", "until", "terms")
 
     def __init__(self, ready: Callable[[], bool], what: str, external: bool, source: object = None,
-                 until: float | None = None):
+                 until: float | None = None, terms: tuple = ()):
         self.ready, self.what, self.external, self.source, self.until = ready, what, external, source, until
+        self.terms = terms
 
 
 def patience(waits: Iterable[Wait]) -> float:

@@ -255,10 +255,19 @@ def test_the_log_is_appended_to_and_not_rolled_back(tmp_path):
         assert b"".join(store.log_of("run")) == b""
 
 
-def test_children_persist_under_their_own_names(tmp_path):
+def test_a_child_persists_the_whole_machine(tmp_path):
+    """What any context persists is where all of them go on."""
+    source = "FORK rC, child, RED\nADD rN, rN, 1\nSTREAM rN\nHALT\nchild: ADD rN, rN, 10\nFORK rS PERSIST\nSTREAM rN\nHALT"
     with Store.open(tmp_path / "s") as store:
-        run("FORK rC, child, RED\nFORK rS PERSIST\nHALT\nchild: FORK rS PERSIST\nHALT", tmp_path, store)
-        assert store.names() == ["context 2", "run"]
+        vm = machine(source, tmp_path, store)
+        vm.set("rN", 0)
+        vm.step(3)
+        assert store.names() == ["run"] and vm.got == []
+    with Store.open(tmp_path / "s") as store:
+        again = machine(source, tmp_path, store)
+        again.checkpoints.resume(again)
+        again.run()
+        assert again.got == ["10", "1"] and store.names() == []       # it ended: there is nothing to go on from
 
 
 def test_a_recorded_run_repeats_its_checkpoints_and_leaves_the_files_alone(tmp_path, capfd, monkeypatch):

@@ -1,0 +1,279 @@
+"""A whole machine as a tree: what lies outside the roots of its contexts, and the contexts beside the main one.
+
+    [contexts, turns, SHARED, rings, inputs, locks, trap, numbers, window]
+
+A machine that is made of it goes on with the same context at the same instruction, in the same order of turns.  A
+context that waits goes on waiting, where that is for something the machine knows of.  Counters of instructions begin at
+0: limits count from where a run goes on.
+"""
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any, Iterable
+
+from m3jit.durable import inputs
+from m3jit.durable.states import expect, whole
+from m3jit.errors import Trap
+from m3jit.vm.audio_ring import AudioRing
+from m3jit.vm.commit import Store, attribute
+from m3jit.vm.context import DONE, KILLED, PRIORITIES, READY, WAITING, ByInput, Context, Root
+from m3jit.vm.locks import Lock, Waiting
+from m3jit.vm.memory import SHARED, ContextMemory, Pages
+from m3jit.vm.scheduler import UNLIMITED
+from m3jit.vm.snapshots import Snapshot, SnapshotHandle
+from m3jit.vm.sources import QueueSource
+from m3jit.vm.vm import MAIN
+from m3jit.vm.waiting import Wait
+
+MOST = 2 ** 62                     # a counter, a number
+PIPELINES = ("MAMBA", "TRANSFORMER", "AUDIO")
+
+
+def named_snapshots(roots: Iterable[Root], but: Snapshot | None = None) -> list[Snapshot]:
+    """The live snapshots that roots name, and those these name, and so on; oldest first."""
+    found: dict[int, Snapshot] = {} if but is None else {but.id: but}
+    todo = list(roots)
+    while todo:
+        root = todo.pop()
+        frame, banks = root.frames, [root.R]
+        while frame is not None:
+            banks.append(frame.R)
+            frame = frame.parent
+        for value in itertools.chain.from_iterable(banks):
+            if value.__class__ is SnapshotHandle and value.id not in found and (snapshot := value.get()) is not None:
+                found[value.id] = snapshot
+                todo.append(snapshot.root)
+    return [found[n] for n in sorted(found) if found[n] is not but]
+
+
+def contexts_of(vm: Any) -> list[Context]:
+    """The contexts of a machine that have not ended, in the scheduler's order; of one whose run failed: had not."""
+    found = list(vm.scheduler.contexts.values() or vm.stopped)
+    if vm.main not in found and vm.main.status not in (DONE, KILLED):          # it trapped: it may try again
+        found.insert(0, vm.main)
+    return found
+
+
+class Standing:
+    """Where the contexts of a machine stand, taken at one moment.  of: a snapshot that one of them is taking; it stands
+    behind that instruction."""
+
+    def __init__(self, vm: Any, of: Snapshot | None = None):
+        self.contexts = contexts_of(vm)
+        self.taking = None if of is None else of.context
+        self.roots = {c.id: of.root if c.id == self.taking else c.capture() for c in self.contexts}   # type: ignore[union-attr]
+        self.index = {c.id: of.resume if c.id == self.taking else c.index for c in self.contexts}     # type: ignore[union-attr]
+        self.newest = {c.id: (of.id if c.id == self.taking else c.newest_snapshot) or 0               # type: ignore[union-attr]
+                       for c in self.contexts}
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+def pack_machine(vm: Any, packing: Any, standing: Standing, stored: set[int]) -> Any:
+    """A machine's tree.  stored: numbers of the snapshots that are stored with it."""
+    shared = vm.memory.shared.share()
+    return [[_pack_context(packing, standing, c) for c in standing.contexts], _pack_turns(vm, standing),
+            packing.region(SHARED, shared) if shared.count else None, inputs.pack_rings(vm, packing),
+            inputs.pack_inputs(vm, packing), _pack_locks(vm), _pack_trap(vm),
+            [_peek(vm, "_ids"), _peek(vm.machine, "_handles"), _peek(vm.snapshots, "_ids")],
+            [s.id if s.id in stored else 0 for s in vm.snapshots.recent]]
+
+
+def _pack_context(packing: Any, standing: Standing, ctx: Context) -> Any:
+    """[number, priority, lent, pipeline, virtual time, its deadline, order, interrupt, quiet, wait, place, newest
+    snapshot, root]; the last three are None of the main one, whose version they are."""
+    wait = ctx.waiting_for if ctx.status == WAITING and ctx.id != standing.taking else None
+    pending = ctx.interrupt
+    out = [ctx.id, ctx.priority, ctx.lent, ctx.pipeline, ctx.virtual_time, ctx.virtual_deadline, ctx.order,
+           0 if not pending else 1 if pending is True else 2, max(0, ctx.quiet_until - ctx.retired),
+           None if wait is None else [wait.what, wait.external, list(wait.terms), _left(wait.until)]]
+    if ctx.id == MAIN:
+        return [*out, None, None, None]
+    return [*out, packing.place(standing.index[ctx.id]), standing.newest[ctx.id],
+            packing.writer.tree(packing.root(standing.roots[ctx.id]))]
+
+
+def _pack_turns(vm: Any, standing: Standing) -> Any:
+    """[order of the newest, who has the turn, instructions of the turn, has it competitors, turns, the slice that goes
+    on: [context, budget, done] or None]."""
+    scheduler, so_far = vm.scheduler, vm.slice_so_far()
+    here = {c.id for c in standing.contexts}
+    slice_ = None
+    if so_far is not None and so_far[0].id in here:
+        ctx, budget, done = so_far
+        slice_ = [ctx.id, budget, done + (ctx.id == standing.taking)]
+    current = scheduler._current
+    return [scheduler._order, current.id if current is not None and current.id in here else 0, scheduler._used,
+            scheduler._alone, scheduler.turns, slice_]
+
+
+def _left(until: float | None) -> int | None:
+    """ns until a moment of `time.monotonic`, None: there is none."""
+    return None if until is None else max(0, round((until - time.monotonic()) * 1e9))
+
+
+def _pack_locks(vm: Any) -> Any:
+    """[[[number, holder, times, [[context, ns left] ...]] ...], [[context, lock that it got] ...],
+    [[context, ns left of its running instruction] ...]]."""
+    table = vm.locks
+    by_id = {c.id: c for c in contexts_of(vm)}
+    return [[[key, lock.holder.id, lock.count, [[w.context.id, _left(w.until)] for w in lock.waiting]]
+             for key, lock in table.locks.items() if lock.holder.id in by_id],
+            [list(pair) for pair in sorted(table.granted) if pair[0] in by_id],
+            [[number, _left(until)] for number, (at, until) in vm.machine._until.items()
+             if number in by_id and at == by_id[number].retired]]
+
+
+def _pack_trap(vm: Any) -> Any:
+    """What the run will raise at its end: a trap of a context that has ended."""
+    t = vm._first_trap
+    if t is None or t.context == MAIN:                 # the main context stands at its trap, and may try again
+        return None
+    return [t.message, t.pc, None if t.line is None else list(t.line), t.instruction, t.register, t.context, t.retired,
+            t.code]
+
+
+def _peek(owner: Any, name: str) -> int:
+    """The next number of an `itertools.count`, which stays the next."""
+    number = next(getattr(owner, name))
+    setattr(owner, name, itertools.count(number))
+    return number
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+class Whole:
+    """A machine's tree, read and checked.  `stores`: what makes a machine of it; `main`: the main context's entry, or
+    None when it has ended."""
+
+    def __init__(self, reading: Any, tree: Any):
+        contexts, turns, shared, rings, given, locks, trap, numbers, window = tree
+        self.reading, self.vm = reading, reading.vm
+        vm = self.vm
+        limit = vm.context_limit
+        expect(len(contexts) <= limit, f"it has {len(contexts)} contexts, more than this machine may have ({limit}, "
+                                       f"context_limit); raise the limit: m3jit run --context-limit N, "
+                                       f"VM(context_limit=...)")
+        self.contexts: dict[int, Context] = {}
+        self.stores: list[Store] = []
+        self.main: Any = None
+        for entry in contexts:
+            self._context(entry)
+        self.next_context, self.next_handle, self.next_snapshot = (whole(n, 1, MOST, "a number") for n in numbers)
+        expect(not self.contexts or max(self.contexts) < self.next_context, "a context that comes later")
+        self.rings, stores = inputs.unpack_rings(rings, reading)
+        self.sources, more = inputs.unpack_inputs(given, reading)
+        self.stores += [*stores, *more, *self._locks(locks), *self._turns(turns)]
+        self._waits(contexts)
+        memory = reading.memory([] if shared is None else [shared], [], (SHARED,))
+        pages = memory.pages.get(SHARED) or Pages()
+        self.stores += [attribute(vm.memory, "shared", pages), attribute(vm.memory, "_counted", MOST),    # count them anew
+                        attribute(vm.scheduler, "contexts", self.contexts),
+                        attribute(vm, "_first_trap", _trap(trap)), attribute(vm, "_slicing", None),
+                        *self._window(window)]
+
+    def _context(self, entry: list[Any]) -> None:
+        """A context at its place."""
+        number, priority, lent, pipeline, virtual, deadline, order, pending, quiet, _, pc, newest, root = entry
+        whole(number, 1, MOST, "a context")
+        expect(number not in self.contexts, f"context {number} twice")
+        reading, vm = self.reading, self.vm
+        top = len(PRIORITIES) - 1
+        whole(pending, 0, 2, "an interrupt")
+        fields = {"priority": whole(priority, 0, top, "a priority"), "lent": whole(lent, -1, top, "a priority"),
+                  "virtual_time": whole(virtual, 0, MOST, "a time"), "order": whole(order, 0, MOST, "a place"),
+                  "virtual_deadline": whole(deadline, 0, 2 * MOST, "a time"), "answered": None,
+                  "raised": ByInput() if pending == 2 else bool(pending), "looked": None, "heard": frozenset()}
+        expect(pipeline in PIPELINES, f"a pipeline {pipeline!r}")
+        fields["pipeline"] = pipeline
+        if number == MAIN:
+            ctx = self.main = vm.main
+        else:
+            made = reading.root(reading.tree(root))
+            ctx = Context(number, ContextMemory(vm.memory), vm.seed, vm.image.used_registers)
+            fields |= {"index": reading.index(pc), "newest_snapshot": reading.snapshot_id(whole(newest, 0, MOST, "a snapshot"))}
+            ctx.restore(made)
+        fields["quiet_until"] = ctx.retired + whole(quiet, 0, MOST, "instructions")
+        self.stores += [attribute(ctx, name, value) for name, value in fields.items()]
+        self.contexts[number] = ctx
+
+    def of(self, number: Any) -> Context:
+        """A context by its number."""
+        expect(number in self.contexts, f"context {number!r}, which is not there")
+        return self.contexts[number]
+
+    def _locks(self, tree: Any) -> list[Store]:
+        locks, granted, until = tree
+        table: dict[int, Lock] = {}
+        for key, holder, count, waiting in locks:
+            queue = tuple(Waiting(self.of(c), _moment(left)) for c, left in waiting)
+            whole(key, -2 ** 63, 2 ** 63, "a lock")
+            table[key] = Lock(self.of(holder), whole(count, 1, MOST, "times"), queue)
+        got = frozenset((self.of(c).id, whole(key, -2 ** 63, 2 ** 63, "a lock")) for c, key in granted)
+        times = {self.of(c).id: (self.contexts[c].retired, _moment(left)) for c, left in until}
+        return [attribute(self.vm.locks, "locks", table), attribute(self.vm.locks, "granted", got),
+                attribute(self.vm.machine, "_until", times)]
+
+    def _turns(self, tree: Any) -> list[Store]:
+        order, current, used, alone, turns, cut = tree
+        scheduler = self.vm.scheduler
+        expect(alone.__class__ is bool, "no word on whether a context is alone")
+        slice_ = None
+        if cut is not None:
+            number, budget, done = cut
+            slice_ = self.of(number), whole(budget, 0, UNLIMITED, "a budget"), whole(done, 0, MOST, "instructions")
+        return [attribute(scheduler, "_order", whole(order, 0, MOST, "a place")),
+                attribute(scheduler, "_current", self.of(current) if current else None),
+                attribute(scheduler, "_used", whole(used, 0, MOST, "instructions")), attribute(scheduler, "_alone", alone),
+                attribute(scheduler, "turns", whole(turns, 0, MOST, "turns")), attribute(self.vm, "_cut", slice_)]
+
+    def _waits(self, entries: list[Any]) -> None:
+        for entry in entries:
+            ctx, found = self.contexts[entry[0]], entry[9]
+            wait = None if found is None else self._wait(ctx, *found)
+            self.stores += [attribute(ctx, "status", READY if wait is None else WAITING),
+                            attribute(ctx, "waiting_for", wait)]
+
+    def _wait(self, ctx: Context, what: Any, external: Any, terms: list[Any], left: Any) -> Wait:
+        """What a context waits for.  It looks again where that is a source of the host's own kind, or one that is not
+        attached."""
+        expect(isinstance(what, str) and external.__class__ is bool, "a wait for nothing")
+        kind, *rest = terms or ("",)
+        until, machine = _moment(left), self.vm.machine
+        if kind == "interrupt":
+            return machine.wait_of_wfi(ctx, until)
+        if kind == "lock":
+            return machine.wait_of_lock(ctx, whole(rest[0], -2 ** 63, 2 ** 63, "a lock"), until, str(rest[1]))
+        if kind in ("item", "space"):
+            expect(rest[0] in self.rings, f"a wait for ring {rest[0]!r}, which is not there")
+            ring = self.rings[rest[0]]
+            return ring.wait_for_space() if kind == "space" else ring.wait_for_item(whole(rest[1], 0, MOST, "a position"))
+        source = next((s for s in self.sources.values() if s.name == rest[0]), None) if rest else None
+        if kind == "input" and isinstance(source, QueueSource):
+            return source.wait_for_item(whole(rest[1], 0, MOST, "a position"))
+        if kind == "sound" and isinstance(source, AudioRing):
+            at = None if rest[1] is None else whole(rest[1], 0, MOST, "a position")
+            return source.wait_for_frames(at, whole(rest[2], 0, MOST, "frames"))
+        return Wait(lambda: True, what, external)
+
+    def _window(self, tree: list[Any]) -> list[Store]:
+        snapshots = self.vm.snapshots
+        window = snapshots.window
+        ring = [self.reading.snapshot(whole(n, 0, MOST, "a snapshot")) for n in tree][-window:] if window else []
+        return [attribute(snapshots, "_ring", ring), attribute(snapshots, "_at", len(ring) % max(window, 1))]
+
+
+def _moment(left: Any) -> float | None:
+    return None if left is None else time.monotonic() + whole(left, 0, MOST, "ns") / 1e9
+
+
+def _trap(tree: Any) -> Trap | None:
+    if tree is None:
+        return None
+    message, pc, line, instruction, register, context, retired, code = tree
+    for text, may_miss in ((message, False), (instruction, False), (register, True)):
+        expect(isinstance(text, str) or may_miss and text is None, "a trap without words")
+    for n in (pc, context, retired):
+        whole(n, -1, MOST, "a trap")
+    expect(line is None or isinstance(line[0], str) and line[1].__class__ is int, "a line that is none")
+    expect(code is None or code.__class__ is int, "a code that is no number")
+    return Trap(message, pc, None if line is None else (line[0], line[1]), instruction, register, context, retired, code)
