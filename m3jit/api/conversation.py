@@ -21,7 +21,7 @@ from m3jit.api.checkpoints import Policy
 from m3jit.api.generated import FinishReason
 from m3jit.api.generation import LanguageModel
 from m3jit.api.session import ContextFull, Session, SessionState
-from m3jit.api.stop_strings import StopStrings, check_stops
+from m3jit.api.session_state import Current
 from m3jit.errors import UserError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
@@ -165,17 +165,14 @@ class Conversation:
 
     def _note(self) -> None:
         """What the last answer says now."""
-        commit(self._noted(self.session.text, self.session.finish_reason))
+        commit(self._noted(self.session._now))
 
-    def _noted(self, text: str, finish_reason: FinishReason | None) -> list[Stored]:
-        """What is stored for the last answer, with this text in the session."""
+    def _noted(self, now: Current) -> list[Stored]:
+        """What is stored for the last answer, when the session is this."""
+        text = self.session._said(now)
         spoken: str | None = text
-        stops = check_stops(self.session.settings.stop)
-        if stops and finish_reason == "stop":
-            cut = StopStrings(stops)
-            said = cut.feed(text)
-            if cut.found is not None:                  # the session's tokens hold what the message does not
-                text, spoken = said, None
+        if now.finish_reason == "stop" and now.ended_at is not None:       # its tokens hold what the message does not
+            text, spoken = text[:now.ended_at], None
         return [attribute(self, "_spoken", spoken), item(self.messages[-1], "content", text.strip())]
 
     def stop(self) -> None:
@@ -203,9 +200,9 @@ class Conversation:
         """Take the last correction of the last answer back, with what came after it; False when there is none."""
         return self.session._undo(self._changed)
 
-    def _changed(self, text: str, finish_reason: FinishReason | None) -> list[Stored]:
+    def _changed(self, now: Current) -> list[Stored]:
         """What is stored with a correction of the last answer."""
-        return [*self._noted(text, finish_reason), attribute(self, "finish_reason", finish_reason)]
+        return [*self._noted(now), attribute(self, "finish_reason", now.finish_reason)]
 
     def fork(self) -> "Conversation":
         """Another conversation that is as this one is now, and goes its own way; states are shared."""

@@ -14,6 +14,7 @@ from m3jit.models import hosted
 from m3jit.models.grammar import GrammarError
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "edited"]
+LONGEST_CHARACTER = 4               # bytes, and so tokens, of one
 _REASONS: dict[int, FinishReason] = {hosted.STOP: "stop", hosted.LENGTH: "length", hosted.CONTEXT: "context",
                                      hosted.INTERRUPTED: "cancelled"}
 
@@ -58,11 +59,13 @@ class Piece:
     """What came at once: text ("" while a character or a possible stop string is unfinished), the tokens behind it.
 
     The last piece of a text has a finish reason: "stop" (the model ended it, or a stop string came), "length" (as many
-    tokens as asked for), "context" (no room left) or "cancelled"."""
+    tokens as asked for), "context" (no room left) or "cancelled".  back: of a text that goes on another one, so many
+    characters at the end of that one are the beginning of the stop string."""
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: TokenLogprobs | None = None
     finish_reason: FinishReason | None = None
+    back: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -72,7 +75,8 @@ class GeneratedText:
     """The consumer of one machine that runs a hosted program (m3jit.models.hosted).
 
     `take_token` and `take_logprobs` are its sinks; `ready` collects the pieces; `finish` makes the last one.  behind:
-    the last tokens of the prompt, where the text goes on in the middle of a character."""
+    the last tokens of the prompt that are the beginning of the text itself: a character and a stop string may begin in
+    them."""
 
     def __init__(self, vm: Any, model: Any, prompt: Sequence[int], stops: Sequence[str], wanted: int,
                  behind: Sequence[int] = ()):
@@ -86,10 +90,10 @@ class GeneratedText:
         self.ready: deque[Piece] = deque()
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None
-        self._decoder, self._stops = StreamDecoder(model.tokenizer), StopStrings(stops)
+        self._decoder = StreamDecoder(model.tokenizer)
+        said = "".join(map(self._decoder.feed, behind if stops else behind[-LONGEST_CHARACTER:]))
+        self._stops, self._length = StopStrings(stops, said), len(said)
         self._noted: list[Any] = []
-        for token in behind:
-            self._decoder.feed(token)
 
     @property
     def usage(self) -> Usage:
@@ -110,6 +114,7 @@ class GeneratedText:
         if self._noted:
             logprobs, self._noted = self._logprobs(token, *self._noted), []
         text = self._stops.feed(self._decoder.feed(token))
+        self._length += len(text)
         self.ready.append(Piece(text, (token,), logprobs))
         if self._stops.found is not None:
             self.vm.interrupt()
@@ -117,7 +122,12 @@ class GeneratedText:
     def go_on(self, before: "GeneratedText") -> None:
         """Say what follows another text, whose machine is gone: this one's begins behind its tokens."""
         self.said_before = before.said_before + len(before.tokens)
-        self._decoder, self._stops = before._decoder, before._stops
+        self._decoder, self._stops, self._length = before._decoder, before._stops, before._length
+
+    @property
+    def ended_at(self) -> int | None:
+        """Characters of the text, from its beginning, in front of the stop string that ended it; None: none did."""
+        return self._length - self._stops.back if self._stops.found is not None else None
 
     def complete(self, full: bool) -> bool:
         """Whether nothing may follow the tokens so far: a stop string came, or, as the caller says, there are as many as
@@ -160,4 +170,4 @@ class GeneratedText:
         self.finish_reason = reason
         if self.keeper is not None:
             self.keeper.end(self.tokens, stopped)
-        self.ready.append(Piece(rest, finish_reason=reason))
+        self.ready.append(Piece(rest, finish_reason=reason, back=self._stops.back))

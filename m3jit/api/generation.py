@@ -20,7 +20,7 @@ import numpy as np
 
 from m3jit.api.checkpoints import NOTHING, Checkpoint
 from m3jit.api.generated import FinishReason, GeneratedText, Piece, Usage, fault
-from m3jit.api.prefixes import Keep, Keeper, begin_behind, unfinished
+from m3jit.api.prefixes import Keep, Keeper, begin_behind
 from m3jit.api.stop_strings import check_stops
 from m3jit.errors import Interrupted, Trap, UserError, brief
 from m3jit.models import grammar as grammars
@@ -201,8 +201,8 @@ class LanguageModel:
               known: Checkpoint | None = None, keep: Keep | None = None, owner: str = "", **machine: Any) -> GeneratedText:
         """A machine that is ready to run: its sinks are attached, its registers set.  Raises as `generate`.
 
-        written: so many of the last ids are the beginning of the text itself; its grammar, and a character that they
-        leave unfinished, go on behind them.  known: states behind the first of these tokens (None: what the model's
+        written: so many of the last ids are the beginning of the text itself; its grammar, and a character or a stop
+        string that they begin, go on behind them.  known: states behind the first of these tokens (None: what the model's
         prefix index has; `NOTHING`: the index is left alone).  keep: gets states of the text, besides the index
         (`Keeper`).  owner: states in the index serve texts of the same owner alone.  machine: arguments of `m3jit.VM`
         besides."""
@@ -212,7 +212,7 @@ class LanguageModel:
             matcher = matcher.after_all(begun)
         vm = self.machine(self._program(1.0 if s.repeat_penalty == 1 else PENALISED), s, context, matcher, **machine)
         text = GeneratedText(vm, self.model, ids, check_stops(s.stop), -1 if s.logprobs is None else int(s.logprobs),
-                             behind=unfinished(self.model.tokenizer, begun))
+                             behind=begun)
         vm.set_sink("LOGPROBS", text.take_logprobs)
         index = None if known is NOTHING else self.prefixes
         key = self.key_of(None, owner)

@@ -10,7 +10,6 @@ from m3jit.models.program import CHUNK
 from m3jit.vm.vm import VM
 
 Keep = Callable[[Sequence[int], Checkpoint], None]
-LONGEST_CHARACTER = 4               # bytes, and so tokens, of one
 
 
 def begin_behind(vm: VM, known: Checkpoint, total: int) -> None:
@@ -21,13 +20,6 @@ def begin_behind(vm: VM, known: Checkpoint, total: int) -> None:
         vm.set_state(name, state)
     vm.set("rLogits", known.logits if known.rows == total else None)
     vm.set("rStart", known.rows)
-
-
-def unfinished(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
-    """The last of these tokens, from where their last character is not finished; none when it is."""
-    last = list(tokens[-LONGEST_CHARACTER:])
-    data = b"".join(map(tokenizer.decode_bytes, last))
-    return last if data.decode("utf-8", "ignore").encode() != data else []
 
 
 class Keeper:

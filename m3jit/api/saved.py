@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from m3jit.api.session import Session
     from m3jit.durable.store import Version
 
-LAYOUT = 2                          # of what is noted beside a version
+LAYOUT = 3                          # of what is noted beside a version
 POINTS = 8                          # checkpoints of recurrent states that are saved
-_FIELDS = 11
+_FIELDS = 12
 
 
 class SavedSession:
@@ -88,7 +88,7 @@ def write(session: "Session", state: SessionState, store: Store, name: str, note
     machine.place(latest, latest.rows)
     noted = ["session", LAYOUT, [[key, value] for key, value in identity.items()], np.array(state.tokens, np.int64).tobytes(),
              np.array(state.random, np.int64).tobytes(), state.start, state.rest, state.finish_reason,
-             [p.rows for p in (latest, *points, *prompts)], len(points), notes]
+             state.ended_at, [p.rows for p in (latest, *points, *prompts)], len(points), notes]
     return store.commit(machine.vm, name, noted, handles)
 
 
@@ -102,7 +102,7 @@ def read(session: "Session", store: Store, name: str, number: int | None) -> tup
         raise StoreError(f"{where}: is no session; Store.restore reads versions of other programs")
     if noted[1] != LAYOUT:
         raise StoreError(f"{where}: its layout is {noted[1]!r}, this version of m3jit reads {LAYOUT}")
-    _, _, identity, tokens, random, start, rest, finish, rows, count, notes = noted
+    _, _, identity, tokens, random, start, rest, finish, ended_at, rows, count, notes = noted
     differs = difference(dict(identity), session.identity)
     if differs:
         raise StoreError(f"{where}: {differs}; open it so, or save the new session under another name or in another "
@@ -116,7 +116,7 @@ def read(session: "Session", store: Store, name: str, number: int | None) -> tup
         found.append(Checkpoint(held, vm.states(object), vm.get("rLogits")))
     ids = tuple(np.frombuffer(tokens, np.int64).tolist())
     state = SessionState(ids, start, rest, finish, tuple(np.frombuffer(random, np.int64).tolist()), latest, rows[0],
-                         tuple(found[:count]), tuple(found[count:]))
+                         tuple(found[:count]), tuple(found[count:]), ended_at)
     return state, notes
 
 

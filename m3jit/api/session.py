@@ -25,7 +25,6 @@ from m3jit.api.checkpoints import Checkpoint, EveryTokens, Policy, thinned
 from m3jit.api.generated import FinishReason, GeneratedText, Piece
 from m3jit.api.generation import LARGEST, LanguageModel, Prompt, Settings, load_model
 from m3jit.api.places import TokenText
-from m3jit.api.prefixes import unfinished
 from m3jit.api.saved import SavedSession
 from m3jit.api.session_machine import SessionMachine
 from m3jit.api.session_state import Current, SessionState
@@ -38,7 +37,7 @@ from m3jit.vm.commit import Store as Stored
 from m3jit.vm.commit import attribute, commit
 from m3jit.vm.vm import VM
 
-Beside = Callable[[str, FinishReason | None], Iterable[Stored]]
+Beside = Callable[[Current], Iterable[Stored]]
 
 
 class ContextFull(UserError):
@@ -105,7 +104,8 @@ class Session(SavedSession):
 
     @property
     def text(self) -> str:
-        """The text behind the last prompt."""
+        """The text behind the last prompt; a stop string that ended it, and what its tokens say behind that, is part of
+        it."""
         return self._said(self._now)
 
     @property
@@ -210,7 +210,8 @@ class Session(SavedSession):
         text = now.tokens[now.start:]
         made, most = len(text), LARGEST if self.settings.max_tokens is None else self.settings.max_tokens
         if now.finish_reason == "stop" or made >= most:
-            self._now = replace(now, finish_reason="length" if made >= most else "stop", correcting=False)
+            self._now = replace(now, finish_reason=now.finish_reason if now.finish_reason == "stop" else "length",
+                                correcting=False)
             return None
         if not self._machine.whole:
             self._start()
@@ -220,7 +221,7 @@ class Session(SavedSession):
         self._machine.enter(point, now.tokens, now.random[len(now.tokens) - 1], registers, guided)
         wanted = -1 if self.settings.logprobs is None else int(self.settings.logprobs)
         generated = GeneratedText(self.machine, self.model.model, now.tokens, check_stops(self.settings.stop), wanted,
-                                  behind=unfinished(self.model.model.tokenizer, text))
+                                  behind=text)
         self._now = replace(now, latest=point, valid=point.rows, last_point=point.rows, finish_reason=None,
                             correcting=False, generated=generated)
         return generated
@@ -236,7 +237,7 @@ class Session(SavedSession):
         token = int.from_bytes(item, "little", signed=True)
         if token < 0:
             made.finish()
-            self._now = replace(self._settled(), finish_reason=made.finish_reason)
+            self._now = replace(self._settled(), finish_reason=made.finish_reason, ended_at=made.ended_at)
             return
         self._now.drawn(token, self.machine.main.rng)
         made.take_token(item)
@@ -309,14 +310,14 @@ class Session(SavedSession):
 
     def _correct(self, place: dict[str, Any], text: str | Sequence[int] | None, beside: Beside) -> int:
         """`rollback`, where there is a place, and `inject`, where there is a text, in one; tokens that were taken back.
-        beside: what else is stored with the session, for its text and how that ended."""
+        beside: what else is stored with the session, for what it is then."""
         with self._exclusive():
             now, taken = self._settled(), 0
             if place:
                 now, taken = self._gone_back(now, **place)
             if text is not None:
                 now = self._injected(now, text)
-            self._put(now, beside(self._said(now), now.finish_reason))
+            self._put(now, beside(now))
             return taken
 
     def become(self, tokens: Sequence[int]) -> None:
@@ -337,7 +338,7 @@ class Session(SavedSession):
     def undo(self) -> bool:
         """Take the last correction back (a rollback and what was injected behind it, or an injection alone) with all that
         came after; False when there is none.  Generation then goes on where it was."""
-        return self._undo(lambda text, finish_reason: ())
+        return self._undo(lambda now: ())
 
     def _undo(self, beside: Beside) -> bool:
         """`undo`.  beside: as `_correct` has it."""
@@ -346,7 +347,7 @@ class Session(SavedSession):
             if not now.history:
                 return False
             now = now.at(now.history[-1], now.history[:-1])
-            self._put(now, beside(self._said(now), now.finish_reason))
+            self._put(now, beside(now))
             return True
 
     # Whole states.

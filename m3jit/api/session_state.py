@@ -16,7 +16,8 @@ class SessionState:
 
     start: the first token of the text, behind the last prompt.  rest: text that is part of it, but of no token yet.
     valid: so many tokens are those that `latest` was computed with.  random: the random stream behind each token.
-    points, prompts: checkpoints of a policy, and where prompts begin."""
+    points, prompts: checkpoints of a policy, and where prompts begin.  ended_at: where the finish reason is "stop",
+    the characters of the text in front of the stop string (None: the model ended it)."""
     tokens: tuple[int, ...] = ()
     start: int = 0
     rest: str = ""
@@ -26,6 +27,7 @@ class SessionState:
     valid: int = 0
     points: tuple[Checkpoint, ...] = ()
     prompts: tuple[Checkpoint, ...] = ()
+    ended_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Current:
     evaluated: int = 0
     generated: GeneratedText | None = None
     last_point: int = 0
+    ended_at: int | None = None
 
     def drawn(self, token: int, random: int) -> None:
         """Add the token that the machine drew, and the random stream behind it."""
@@ -63,12 +66,14 @@ class Current:
     def state(self) -> SessionState:
         """The value that `snapshot` gives, of a session whose machine stands somewhere else."""
         return SessionState(tuple(self.tokens), self.start, self.rest, self.finish_reason,
-                            tuple(self.random[:len(self.tokens)]), self.latest, self.valid, self.points, self.prompts)
+                            tuple(self.random[:len(self.tokens)]), self.latest, self.valid, self.points, self.prompts,
+                            self.ended_at)
 
     def at(self, state: SessionState, history: Iterable[SessionState] = ()) -> "Current":
         """As a snapshot has it; history: corrections that can still be undone."""
         return Current(list(state.tokens), state.start, state.rest, state.finish_reason, list(state.random),
-                       state.latest, state.valid, state.points, state.prompts, tuple(history), evaluated=self.evaluated)
+                       state.latest, state.valid, state.points, state.prompts, tuple(history), evaluated=self.evaluated,
+                       ended_at=state.ended_at)
 
     def extended(self, ids: Sequence[int], seed: int) -> "Current":
         """With more tokens from outside.  seed: the random stream before the first draw."""

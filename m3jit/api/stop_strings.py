@@ -25,29 +25,41 @@ class StopStrings:
     """Cuts a text that comes in pieces at the stop string that is complete first.
 
     What could still become one is held back: no part of a stop string is ever given out, and nothing else is kept.
-    Of two that are complete at the same character, the longer one counts."""
+    Of two that are complete at the same character, the longer one counts.
 
-    def __init__(self, stops: Sequence[str]):
+    behind: the text that these pieces go on, and that was given out: a stop string may begin in it, but one that ends in
+    it is none.  found: the stop string that ended the text; back: so many of its characters were given out before."""
+
+    def __init__(self, stops: Sequence[str], behind: str = ""):
         self.stops = tuple(stops)
-        self.held = ""
-        self.found: str | None = None                  # the stop string that ended the text
+        self.held = self._begun(behind)
+        self._given = len(self.held)                   # the first characters of it that were given out
+        self.found: str | None = None
+        self.back = 0
+
+    def _begun(self, text: str) -> str:
+        """The longest end of a text that may become a stop string."""
+        keep = max((n for stop in self.stops for n in range(min(len(stop) - 1, len(text)), 0, -1)
+                    if text.endswith(stop[:n])), default=0)
+        return text[len(text) - keep:]
 
     def feed(self, piece: str) -> str:
         """What is certain now; nothing more once `found` is set."""
         if self.found is not None:
             return ""
-        text = self.held + piece
-        ends = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        text, given = self.held + piece, self._given
+        ends = [(at + len(stop), at, stop) for stop in self.stops
+                if (at := text.find(stop, max(0, given - len(stop) + 1))) >= 0]
         if ends:
             _, at, self.found = min(ends)
-            self.held = ""
-            return text[:at]
-        keep = max((n for stop in self.stops for n in range(min(len(stop) - 1, len(text)), 0, -1)
-                    if text.endswith(stop[:n])), default=0)
-        self.held = text[len(text) - keep:]
-        return text[:len(text) - keep]
+            self.held, self.back = "", max(0, given - at)
+            return text[given:at]
+        self.held = self._begun(text)
+        certain = len(text) - len(self.held)
+        self._given = max(0, given - certain)
+        return text[given:certain]
 
     def flush(self) -> str:
         """What was held back, when the text ends otherwise."""
-        rest, self.held = self.held, ""
+        rest, self.held, self._given = self.held[self._given:], "", 0
         return rest

@@ -25,6 +25,7 @@ class Reply:
         self.completion_tokens = 0
         self.cached: Callable[[], int] = lambda: 0     # prompt tokens that were not computed
         self.edited: dict[str, Any] | None = None      # of an edited response: where it goes on, in its first chunk
+        self.backs: dict[int, int] = {}                # text -> characters before it that its stop string begins with
         self._told = False
 
     def frame(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -32,6 +33,11 @@ class Reply:
             self._told, more = True, {"edited": self.edited, **more}
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model,
                 "system_fingerprint": FINGERPRINT, "choices": choices, **more}
+
+    def cut(self, index: int, reason: str | None) -> dict[str, int]:
+        """What the end of a text says of an edited response besides: characters of what was kept and injected that belong
+        to the stop string, where there are some."""
+        return {"cut": self.backs[index]} if reason is not None and index in self.backs else {}
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -83,6 +89,8 @@ class ChatReply(Reply):
 
     def take(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
         reason = finish_of(piece)
+        if piece.back:
+            self.backs[index] = piece.back
         self.completion_tokens += len(piece.tokens)
         text, calls = self.filters[index].feed(piece.text), []
         if reason is not None:
@@ -107,7 +115,8 @@ class ChatReply(Reply):
     def _chunk(self, index: int, delta: dict[str, Any], noted: Sequence[Any] = (), reason: str | None = None
                ) -> dict[str, Any]:
         logprobs = {"content": list(noted), "refusal": None} if noted else None
-        return self.frame(self.chunk, [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}])
+        return self.frame(self.chunk, [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason,
+                                        **self.cut(index, reason)}])
 
     def result(self) -> dict[str, Any]:
         choices = []
@@ -116,7 +125,8 @@ class ChatReply(Reply):
             if self.calls[i]:
                 message |= {"content": self.texts[i] or None, "tool_calls": self.calls[i]}
             logprobs = {"content": self.logprobs[i], "refusal": None} if self.logprobs[i] else None
-            choices.append({"index": i, "message": message, "logprobs": logprobs, "finish_reason": reason})
+            choices.append({"index": i, "message": message, "logprobs": logprobs, "finish_reason": reason,
+                            **self.cut(i, reason)})
         return self.frame(self.whole, choices, usage=self.usage, seeds=self.seeds,
                           **({} if self.edited is None else {"edited": self.edited}))
 
@@ -146,6 +156,8 @@ class CompletionReply(Reply):
 
     def take(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
         reason = finish_of(piece)
+        if piece.back:
+            self.backs[index] = piece.back
         self.completion_tokens += len(piece.tokens)
         text, self.echoes[index] = self.echoes[index] + piece.text, ""
         noted = None
@@ -157,11 +169,12 @@ class CompletionReply(Reply):
         self.texts[index] += text
         self.reasons[index] = reason
         if text or noted or reason:
-            yield self.frame(self.chunk, [{"index": index, "text": text, "logprobs": noted, "finish_reason": reason}])
+            yield self.frame(self.chunk, [{"index": index, "text": text, "logprobs": noted, "finish_reason": reason,
+                                           **self.cut(index, reason)}])
 
     def result(self) -> dict[str, Any]:
-        choices = [{"index": i, "text": self.texts[i], "logprobs": self.logprobs[i], "finish_reason": reason}
-                   for i, reason in enumerate(self.reasons)]
+        choices = [{"index": i, "text": self.texts[i], "logprobs": self.logprobs[i], "finish_reason": reason,
+                    **self.cut(i, reason)} for i, reason in enumerate(self.reasons)]
         return self.frame(self.whole, choices, usage=self.usage, seeds=self.seeds,
                           **({} if self.edited is None else {"edited": self.edited}))
 

@@ -234,6 +234,34 @@ def test_stop_strings(model):
     assert model.generate(prompt, temperature=0, max_tokens=20, stop=[stop]).result() == second
 
 
+def test_a_stop_string_that_begins_before_a_correction(model, tmp_path):
+    def corrected(**more):
+        talk = conversation(model, max_tokens=30, **more)
+        answer(talk, "Hello there")
+        talk.correct(" and a very fine d", to_token=talk.session.start + 5)
+        return talk
+    talk = corrected()
+    before = talk.session.text
+    list(talk.resume())
+    whole, p = talk.session.text, len(before)
+    talk = corrected(stop=whole[p - 3:p + 4])
+    assert "".join(talk.resume()) == "" and talk.finish_reason == "stop"
+    assert talk.messages[-1]["content"] == whole[:p - 3].strip()
+    talk.save(tmp_path / "store")
+    talk.correct("x")
+    assert talk.messages[-1]["content"] != whole[:p - 3].strip() and talk.undo_correction()
+    assert talk.messages[-1]["content"] == whole[:p - 3].strip()
+    other = conversation(model, max_tokens=30, stop=whole[p - 3:p + 4])
+    other.load(tmp_path / "store")
+    assert list(other.resume()) == [] and other.messages[-1]["content"] == whole[:p - 3].strip()
+    one = whole[p - 1]                                 # it stands in the injected text, and stops what comes behind
+    talk = corrected(stop=one)
+    rest = whole[p:]
+    said = "".join(talk.resume())
+    assert said == (rest[:rest.index(one)] if one in rest else rest)
+    assert talk.messages[-1]["content"] == (talk.session.text[:p] + said).strip()
+
+
 def test_what_the_model_was_loaded_with_holds(model):
     """Template, context, options and backend of a `LanguageModel`, unless the conversation has its own."""
     loaded = load_model("default", threads=1, backend="interpreter", context=60, chat_template=TEMPLATE,

@@ -487,6 +487,37 @@ def test_ends(model):
     assert run(stopping) == "" and stopping.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("place", ["an edit", "a pause"])
+def test_a_stop_string_that_begins_before_the_place_where_it_goes_on(model, place):
+    def begun(**more) -> Session:
+        made = session(model, **more)
+        run(made, 12)
+        if place == "an edit":
+            made.rollback(to_token=made.start + 5)
+            made.inject(" and a very fine d")
+        return made
+    plain = begun()
+    p = len(plain.text)
+    run(plain, 12)
+    stop = plain.text[p - 3:p + 4]
+    assert plain.text.index(stop) == p - 3
+    made = begun(stop=[stop, "never there"])
+    *pieces, last = made.generate(12)
+    assert [piece.text for piece in pieces] == [""] * len(pieces) and (last.text, last.back) == ("", 3)
+    assert made.finish_reason == "stop" and made.snapshot().ended_at == p - 3 and made.text.startswith(plain.text[:p + 4])
+    if place == "an edit":                             # one that was injected whole
+        whole = begun(stop=[plain.text[p - 3:p]])
+        assert run(whole, 5) and whole.finish_reason != "stop"
+
+
+def test_a_stop_string_that_comes_with_the_last_token(model):
+    """Going on then says the same again."""
+    said = model.generate(PROMPT, temperature=0, max_tokens=20).result()
+    made = session(model, stop=[said[-4:]], max_tokens=20)
+    assert said.index(said[-4:]) == len(said) - 4 and run(made) == said[:-4]
+    assert made.finish_reason == "stop" and run(made) == "" and made.finish_reason == "stop"
+
+
 def test_a_text_that_the_model_ends(model):
     ends = model.model.tokenizer.ends
     made = session(model, grammar=Grammar("regex", "(yes|no), maybe"))

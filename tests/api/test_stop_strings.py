@@ -43,6 +43,21 @@ def test_only_what_may_become_a_stop_string_is_held_back(text, stops):
         assert out == seen[:i - held]
 
 
+@settings(max_examples=600, deadline=None)
+@given(st.text("abc", max_size=9), st.lists(st.text("abc", max_size=4), max_size=8), st.lists(LETTERS, max_size=3))
+def test_one_may_begin_in_what_was_given_out(behind, pieces, stops):
+    """One that ends there is none; what is given out is the text behind, up to the first that ends in it."""
+    stream, said = StopStrings(stops, behind), ""
+    for piece in pieces:
+        said += stream.feed(piece)
+    said += stream.flush()
+    whole = behind + "".join(pieces)
+    ends = [(end, end - len(s), s) for s in stops for end in range(len(behind) + 1, len(whole) + 1) if whole[:end].endswith(s)]
+    _, at, found = min(ends, default=(0, len(whole), None))
+    assert (stream.found, stream.back) == (found, max(0, len(behind) - at))
+    assert said == whole[len(behind):max(at, len(behind))]
+
+
 @pytest.mark.parametrize("stops, message", [([""], "1 to"), (["x" * (LONGEST + 1)], "1 to"), (["x"] * (MOST + 1), "at most"),
                                             ([5], "got 5")])
 def test_wrong_stop_strings(stops, message):

@@ -148,6 +148,34 @@ def test_chats_are_edited_as_a_stream(plain):
     assert refused(plain, found["id"], position={"token": 5})[0] == 404, "a chat is not at the completions' path"
 
 
+@pytest.mark.parametrize("path", [PLAIN, CHAT])
+def test_a_stop_string_that_begins_before_the_place(plain, path):
+    def begun(**more: Any) -> Any:
+        if path == PLAIN:
+            return ask(plain, temperature=0, **more)
+        return plain.post(CHAT, chat_body(max_tokens=30, temperature=0, **more))[1]
+
+    def said(choice: Any) -> str:
+        return choice["text"] if path == PLAIN else choice["message"]["content"]
+    change = {"position": {"token": 5}, "text": " and a very fine d"}
+    first = begun()
+    free = edit(plain, first, path, **change)
+    head, rest = free["edited"]["kept"] + free["edited"]["injected"], said(free["choices"][0])
+    stop = head[-3:] + rest[:4]
+    assert "cut" not in free["choices"][0] and stop not in said(first["choices"][0])
+    response = begun(stop=[stop])
+    found = edit(plain, response, path, **change)
+    assert found["edited"]["kept"] + found["edited"]["injected"] == head
+    choice = found["choices"][0]
+    assert (said(choice), choice["finish_reason"], choice["cut"]) == ("", "stop", 3)
+    connection, stream = plain.open_stream(f"{path}/{response['id']}/edit", change)
+    chunks = [c["choices"][0] for c in events(stream.read())[:-1]]
+    connection.close()
+    assert [c.get("cut") for c in chunks if c["finish_reason"]] == [3]
+    assert not any("cut" in c or c.get("text") or c.get("delta", {}).get("content") for c in chunks[:-1])
+    assert edit(plain, response, path, **change, n=2)["choices"][1]["cut"] == 3, "in each alternative"
+
+
 def test_a_running_response_is_stopped_and_edited(model):
     with running(model) as server:
         expected = ask(server, max_tokens=200)
