@@ -90,7 +90,7 @@ def as_instructions(vm: Any, stream: Any) -> Times:
     """Seconds of FORK and ABORT in a program that has the registers of `vm` and this stream."""
     import m3jit
     from m3jit.errors import Interrupted
-    used = vm.image.used_registers
+    used = vm.image.registers.R
     text = f"again: FORK R{used}\nKV_TRUNCATE S0, {stream.length(0) - EVERY}\nABORT R{used}\nJUMP again\n"
     other = m3jit.VM(m3jit.assemble(text), backend="interpreter")
     for i, value in enumerate(vm.main.R[:used]):

@@ -189,7 +189,7 @@ class Whole:
             ctx = self.main = vm.main
         else:
             made = reading.root(reading.tree(root))
-            ctx = Context(number, ContextMemory(vm.memory), vm.seed, vm.image.used_registers)
+            ctx = Context(number, ContextMemory(vm.memory), vm.image.registers, vm.seed)
             fields |= {"index": reading.index(pc), "newest_snapshot": reading.snapshot_id(whole(newest, 0, MOST, "a snapshot"))}
             ctx.restore(made)
         fields["quiet_until"] = ctx.retired + whole(quiet, 0, MOST, "instructions")

@@ -14,14 +14,14 @@ from m3jit.durable.states import BY_CLASS, BY_KIND, expect, make_page, pack_tens
 from m3jit.durable.tree import HASH, TREE, Ref, as_bytes, unpack
 from m3jit.errors import UserError, brief
 from m3jit.isa.control import MAX_CALL_DEPTH
-from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES
+from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, Reg
 from m3jit.isa.types import F32, Tensor
 from m3jit.vm.commit import commit
 from m3jit.vm.context import Frame, Root
 from m3jit.vm.memory import ARENA_LIMIT, ARENAS, IN_ROOT, ContextMemory, Pages
 from m3jit.vm.memory import PAGE as MEMORY_PAGE
 from m3jit.vm.memory import Page as MemoryPage
-from m3jit.vm.snapshots import Snapshot, SnapshotHandle
+from m3jit.vm.snapshots import Snapshot, SnapshotHandle, new_snapshot
 from m3jit.vm.values import VECTOR_LANES, ContextRef, Handle
 
 MAX_SNAPSHOTS = 1 << 16
@@ -198,7 +198,7 @@ class Unpacking:
         self._numbers: dict[int, int] = {}             # handle as stored -> here
         self._next = next(vm.machine._handles)
         vm.machine._handles = itertools.count(self._next)
-        self._contexts = self._registers = self._top = 0
+        self._contexts = self._top = 0
         self._taken = {h.id for known in (vm.machine._model_handles, vm.machine._extension_handles)
                        for h in known.values()}
         self._snapshots: dict[int, Snapshot] = {}
@@ -329,12 +329,12 @@ class Unpacking:
                 here = number if number not in live else store.new_id()
                 self._top = max(self._top, here)
                 whole(context, 0, MAX_NUMBER, "a context")
-                self._snapshots[number] = Snapshot(here, parent, None, resume, context, store)
+                self._snapshots[number] = new_snapshot(here, parent, None, resume, context, store)
 
     def handle_to(self, snapshot: list[Any]) -> SnapshotHandle:
         """A strong handle of a stored snapshot."""
         found = self._snapshots[snapshot[0]]
-        return SnapshotHandle(found, found.id)
+        return found.handle()
 
     def snapshot_id(self, stored: Any) -> int | None:
         """The number of a stored snapshot here; None for one that was not stored."""
@@ -358,7 +358,7 @@ class Unpacking:
             if found.id == number:
                 return found
         store = self.vm.snapshots
-        return Snapshot(store.new_id(), 0, root, index, self.vm.main.id, store)
+        return new_snapshot(store.new_id(), 0, root, index, self.vm.main.id, store)
 
     def fill(self, snapshot: list[Any], main: Any) -> None:
         """Give a snapshot its root.  main: the tree of the version's."""
@@ -384,12 +384,7 @@ class Unpacking:
             machine._extension_handles[key] = handle
         vm.snapshots._ids = itertools.count(max(vm.snapshots.new_id(), self._top + 1, snapshot))
         vm._ids = itertools.count(max(next(vm._ids), self._contexts + 1, context))
-        if self._registers > vm.image.used_registers:
-            vm.image.used_registers = 256
-            for ctx in (vm.main, *vm.scheduler.contexts.values()):
-                ctx.used = 256
-        for snapshot in sorted(self._snapshots.values(), key=lambda s: s.id):
-            vm.snapshots._live[snapshot.id] = snapshot
+        vm.snapshots.know(self._snapshots.values())
 
     # -- roots ------------------------------------------------------------------------------------------------------
     def root(self, tree: list[Any]) -> Root:
@@ -410,11 +405,13 @@ class Unpacking:
         return root
 
     def bank(self, bank: int, items: list[Any]) -> list[Any]:
-        out: list[Any] = [None] * (256 if bank == 0 else BANK_SIZES[bank])
+        out: list[Any] = [None] * BANK_SIZES[bank]
+        used = self.vm.image.registers
         for i, content in items:
             out[whole(i, 0, (255 if bank == 0 else BANK_SIZES[bank]) - 1, "a register")] = self.value(content, bank)
-            if bank == 0:
-                self._registers = max(self._registers, i + 1)
+            used.cover(Reg(bank, i))
+            if out[i].__class__ is SnapshotHandle:
+                used.may_name_snapshots(i)
         return out
 
     def value(self, tree: Any, bank: int) -> Any:
@@ -439,7 +436,7 @@ class Unpacking:
     def _snapshot_handle(self, number: int) -> SnapshotHandle:
         snapshot = self._snapshots.get(number)
         if snapshot is not None:
-            return SnapshotHandle(None, snapshot.id, weakref.ref(snapshot))
+            return snapshot.name
         if number not in self._released:
             self._released[number] = SnapshotHandle(None, number, _nothing)
         return self._released[number]
@@ -467,7 +464,7 @@ class Unpacking:
                 expect(number < 1 << 48 and pages.map.get(number) is None, f"page {number} of region {region}")
                 self.spend(MEMORY_PAGE)
                 content = self.store.bytes_of(Ref(names[HASH * i:HASH * i + HASH], MEMORY_PAGE), MEMORY_PAGE)
-                pages.map.set(number, MemoryPage(pages.map.token, bytearray(content)))
+                pages.map.set(number, MemoryPage(pages.map.owner(), bytearray(content)))
                 pages.count += 1
         out.arenas = {whole(n, 0, ARENAS - 1, "an arena"): whole(size, 0, ARENA_LIMIT, "an arena's bytes")
                       for n, size in arenas}

@@ -45,12 +45,12 @@ def ctx_switch(m, rd: Rd("snapshot") = None, pipeline: Enum("MAMBA TRANSFORMER A
                priority: Priority()[1] = None):
     """Mark the context as running a pipeline (for profiles and placement), set its priority if one is given, take a
     snapshot when rd is given, and let more urgent contexts run."""
-    if rd is not None:
-        m.snapshot(rd)
+    m.ctx.leave = True
     m.ctx.pipeline = pipeline
     if priority is not None:
         m.set_priority(m.ctx, ("GREEN", "BLUE", "RED").index(priority))
-    m.ctx.leave = True
+    if rd is not None:
+        m.snapshot(rd)
 
 
 @op(0x6D, "PREEMPT_CHECK", route="machine", why_slow="looks at pending interrupts", reads=("input",), state=OUTSIDE)

@@ -13,7 +13,7 @@ from typing import Any
 
 from m3jit.isa.fields import GPR
 from m3jit.vm.context import Context, Frame, Root
-from m3jit.vm.snapshots import Snapshot, SnapshotHandle
+from m3jit.vm.snapshots import Snapshot, SnapshotHandle, new_snapshot
 from m3jit.vm.waiting import Wait
 
 _LISTS = ("R", "V", "S")
@@ -65,7 +65,7 @@ class MachineState:
 
     def restore(self, vm: Any) -> None:
         """Make this the state of the machine it was taken of."""
-        made = {number: Snapshot(number, parent, root, resume, context, vm.snapshots)
+        made = {number: new_snapshot(number, parent, root, resume, context, vm.snapshots)
                 for number, parent, root, resume, context in self._snapshots}
 
         def named(values: list[Any]) -> list[Any]:
@@ -75,7 +75,7 @@ class MachineState:
         for ctx, kept in self._contexts:
             self._put_back(vm, ctx, kept, named)
         vm.snapshots.recent = tuple(made[number] for number in self._recent)
-        vm.snapshots._live = weakref.WeakValueDictionary(made)
+        vm.snapshots.know(made.values(), alone=True)
         scheduler = vm.scheduler
         (order, scheduler._order, scheduler._current, scheduler._used, scheduler._alone,
          scheduler.turns) = self._scheduler
@@ -132,7 +132,7 @@ def _handle(name: Any, made: dict[int, Snapshot]) -> SnapshotHandle:
     found = made.get(name.id)
     if found is None:
         return SnapshotHandle(None, name.id, _gone)
-    return SnapshotHandle(found if strong else None, name.id, weakref.ref(found))
+    return found.handle() if strong else found.name
 
 
 def _gone() -> None:

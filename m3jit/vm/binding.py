@@ -228,6 +228,8 @@ def arguments(ops: list[Operand]) -> Callable[[Any], list[Any]]:
     """context -> the operand values of a machine or control instruction, kinds checked."""
     fixed = [o.value if o.code == "k" else None for o in ops]
     asked = [(i, o, o.bank, o.index, o.classes, _getter(o)) for i, o in enumerate(ops) if o.code != "k"]
+    if not asked:
+        return lambda ctx: fixed
 
     def values_of(ctx: Any) -> list[Any]:
         out = fixed.copy()

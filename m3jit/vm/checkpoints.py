@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from m3jit.errors import OperandError
 from m3jit.vm.context import Context
-from m3jit.vm.snapshots import Snapshot, SnapshotHandle
+from m3jit.vm.snapshots import Snapshot, SnapshotHandle, new_snapshot
 from m3jit.vm.values import Handle
 
 SAVE, RESTORE, PERSIST, APPEND = "checkpoint", "checkpoint read", "persist", "append"     # what a recorded run logs
@@ -87,7 +87,7 @@ class CheckpointsView:
         if value.__class__ is Snapshot:
             settle()                                   # what it names is kept before it
             self.stores += vm.snapshots.keep(value)                            # type: ignore[attr-defined]
-            return SnapshotHandle(value, value.id)
+            return value.handle()
         elif hasattr(value, "kind_name"):
             value, stores = self.handle_for(self.ctx, value)                   # type: ignore[attr-defined]
             self.stores += stores                                              # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ class CheckpointsView:
     def _present(self) -> Snapshot:
         """The context as it is; it goes on behind the running instruction."""
         ctx, store = self.ctx, self.vm.snapshots
-        return Snapshot(store.new_id(), ctx.newest_snapshot or 0, ctx.capture(), ctx.index + 1, ctx.id, store)
+        return new_snapshot(store.new_id(), ctx.newest_snapshot or 0, ctx.capture(), ctx.index + 1, ctx.id, store)
 
     def _folder(self, path: str | None, action: str) -> Path:
         if path is None:

@@ -6,11 +6,11 @@ allocation therefore finds a context as it was before, or as it is afterwards, a
 """
 from __future__ import annotations
 
-from collections import deque
 from operator import call, setitem
 from typing import Any, Iterable
 
 Store = tuple[Any, Any, Any, Any]          # (setattr or setitem, object, attribute or index, value)
+# Both return None, so `any` of their results calls all of them; it is the cheapest loop that is one call into C.
 
 
 def attribute(target: Any, name: str, value: Any) -> Store:
@@ -30,9 +30,9 @@ def commit(stores: Iterable[Store]) -> None:
     A finaliser of what is replaced may run in between; what it raises does not come here."""
     columns = tuple(zip(*stores))
     if columns:
-        deque(map(call, *columns), 0)
+        any(map(call, *columns))
 
 
 def commit_columns(calls: Iterable[Any], targets: Iterable[Any], keys: Iterable[Any], values: Iterable[Any]) -> None:
     """`commit` of stores that are given as columns; they are lists or tuples, which can be walked without allocating."""
-    deque(map(call, calls, targets, keys, values), 0)
+    any(map(call, calls, targets, keys, values))

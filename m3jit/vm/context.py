@@ -8,17 +8,19 @@ from __future__ import annotations
 from typing import Any, Iterable
 
 from m3jit.ir.eager_scalar import NOT_COMPARED
-from m3jit.isa.fields import GPR, SPECIAL, STATE, VEC, Reg
-from m3jit.vm.commit import Store, attribute, commit
+from m3jit.isa.fields import BANK_SIZES, GPR, SPECIAL, STATE, VEC, Reg
+from m3jit.vm.commit import Store, commit
 from m3jit.vm.memory import ContextMemory
 from m3jit.vm.persistent import PersistentMap
 from m3jit.vm.reclaim import leavings
+from m3jit.vm.register_use import RegisterUse
 from m3jit.vm.snapshots import SnapshotHandle, revive, weaken, without_handles
 
 DEFAULT_SEED = 0x9E3779B97F4A7C15 - 2 ** 64      # the random stream's state is a signed 64-bit integer
 GREEN, BLUE, RED = range(3)
 PRIORITIES = ("GREEN", "BLUE", "RED")
 QUIET = 64                         # instructions a context gets done between two interrupts by input
+_NOTHING: list[Any] = []           # what all roots of programs without vector registers hold of them
 READY, WAITING, DONE, TRAPPED, KILLED, PARKED = "ready", "waiting", "done", "trapped", "killed", "parked"
 
 
@@ -37,34 +39,36 @@ class Frame:
         self._names: bool | None = None
         self._weak: Frame | None = None
 
-    @property
-    def names_snapshots(self) -> bool:
+    def names_snapshots(self, naming: Iterable[int]) -> bool:
         """Is a snapshot handle in this frame or a caller's?"""
         if self._names is None:
-            self._names = SnapshotHandle in set(map(type, self.R)) or bool(self.parent and self.parent.names_snapshots)
+            self._names = any(self.R[n].__class__ is SnapshotHandle for n in naming) or \
+                self.parent is not None and self.parent.names_snapshots(naming)
         return self._names
 
-    def weakened(self) -> "Frame":
-        """The chain as a snapshot keeps it: snapshots named in it are not kept alive."""
-        if not self.names_snapshots:
+    def weakened(self, naming: Iterable[int]) -> "Frame":
+        """The chain as a snapshot keeps it: snapshots named in it are not kept alive.  naming: of the program."""
+        if not self.names_snapshots(naming):
             return self
         if self._weak is None:
-            self._weak = self._copy(weaken, self.parent and self.parent.weakened())
+            self._weak = self._copy(weaken, naming, self.parent and self.parent.weakened(naming))
             self._weak._weak = self._weak
         return self._weak
 
-    def revived(self) -> "Frame":
+    def revived(self, naming: Iterable[int]) -> "Frame":
         """The chain as a running context keeps it."""
-        return self._copy(revive, self.parent and self.parent.revived()) if self.names_snapshots else self
+        if not self.names_snapshots(naming):
+            return self
+        return self._copy(revive, naming, self.parent and self.parent.revived(naming))
 
-    def _copy(self, change: Any, parent: "Frame | None") -> "Frame":
+    def _copy(self, change: Any, naming: Iterable[int], parent: "Frame | None") -> "Frame":
         R = list(self.R)
-        change(R, len(R))
+        change(R, naming)
         return Frame(R, self.V, self.back, self.args, parent)
 
 
 class Root:
-    """What a snapshot holds of a context.  R: the general registers that the program uses; the others hold nothing."""
+    """What a snapshot holds of a context.  R, V, S: the registers that the program uses; the others hold nothing."""
     __slots__ = ("R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts", "model")
 
 
@@ -75,12 +79,11 @@ class Context:
                  "status", "waiting_for", "raised", "answered", "quiet_until", "looked", "heard", "leave", "budget",
                  "trap", "newest_snapshot", "parks", "parked", "ahead")
 
-    def __init__(self, id: int, memory: ContextMemory, seed: int = DEFAULT_SEED, used: int = 256):
-        self.id, self.index = id, 0
-        self.used = used                                 # general registers from this number on are never written
-        self.R: list[Any] = [None] * 256
-        self.V: list[Any] = [None] * 32
-        self.S: list[Any] = [None] * 64
+    def __init__(self, id: int, memory: ContextMemory, used: RegisterUse, seed: int = DEFAULT_SEED):
+        self.id, self.index, self.used = id, 0, used
+        self.R: list[Any] = [None] * BANK_SIZES[GPR]
+        self.V: list[Any] = [None] * BANK_SIZES[VEC]
+        self.S: list[Any] = [None] * BANK_SIZES[STATE]
         self.frames: Frame | None = None
         self.flags = NOT_COMPARED
         self.rng = seed
@@ -137,12 +140,14 @@ class Context:
     # -- roots ------------------------------------------------------------------------------------------------------
     def capture(self) -> Root:
         """The root as it is now; later writes of this context do not reach it."""
-        r = Root()
-        r.R, r.V, r.S = self.R[:self.used], list(self.V), list(self.S)
-        weaken(r.R, self.used)
-        r.frames = self.frames.weakened() if self.frames else None
+        r, used = Root(), self.used
+        r.R, r.V, r.S = self.R[:used.R], self.V[:used.V] if used.V else _NOTHING, self.S[:used.S]
+        for n in used.naming:
+            if r.R[n].__class__ is SnapshotHandle:
+                r.R[n] = r.R[n].weakened()
+        r.frames = self.frames.weakened(used.naming) if self.frames is not None else None
         r.flags, r.rng, r.cursors, r.texts, r.model = self.flags, self.rng, self.cursors, self.texts, self.model
-        r.states, r.memory = self.states.share(), self.memory.share()
+        r.states, r.memory = self.states.share(), self.memory.kept()
         return r
 
     def restore(self, root: Root, registers: bool = True, more: Iterable[Store] = ()) -> None:
@@ -152,23 +157,22 @@ class Context:
 
     def restoring(self, root: Root, registers: bool = True) -> list[Store]:
         """The stores (m3jit.vm.commit) of `restore`."""
-        stores = [attribute(self, "states", root.states.share()), attribute(self, "memory", root.memory.share()),
-                  attribute(self, "rng", root.rng), attribute(self, "cursors", root.cursors),
-                  attribute(self, "texts", root.texts), attribute(self, "model", root.model)]
+        stores: list[Store] = [
+            (setattr, self, "states", root.states.share()), (setattr, self, "memory", root.memory.share()),
+            (setattr, self, "rng", root.rng), (setattr, self, "cursors", root.cursors),
+            (setattr, self, "texts", root.texts), (setattr, self, "model", root.model)]
         if registers:
-            R = root.R + [None] * (len(self.R) - len(root.R))
-            revive(R, self.used)                             # while the registers that are replaced still hold them
-            stores += [attribute(self, "R", R), attribute(self, "V", list(root.V)), attribute(self, "S", list(root.S)),
-                       attribute(self, "frames", root.frames.revived() if root.frames else None),
-                       attribute(self, "flags", root.flags)]
+            naming = self.used.naming
+            R, V, S = (kept + [None] * (size - len(kept)) for kept, size in zip((root.R, root.V, root.S), BANK_SIZES))
+            revive(R, naming)                                # while the registers that are replaced still hold them
+            stores += ((setattr, self, "R", R), (setattr, self, "V", V), (setattr, self, "S", S),
+                       (setattr, self, "frames", root.frames.revived(naming) if root.frames else None),
+                       (setattr, self, "flags", root.flags))
         return stores
 
     def replaced(self, registers: bool = True) -> list[Any]:
         """What a `restore` replaces and may be freed later (m3jit.vm.reclaim)."""
-        out = leavings(self)
-        if registers:
-            out.append(without_handles(self.R, self.used))
-        return out
+        return leavings(self, without_handles(self.R, self.used.naming)) if registers else leavings(self)
 
     # -- registers --------------------------------------------------------------------------------------------------
     def bank(self, number: int) -> list[Any]:

@@ -12,19 +12,19 @@ class Entered:
     """The machine's lock, asked for while a run may hold it."""
 
     def __init__(self, vm: Any):
-        self.vm = vm
+        self.vm, self._acquire, self._release = vm, vm._lock.acquire, vm._lock.release
 
     def __enter__(self) -> None:
-        vm = self.vm
-        if vm._lock.acquire(blocking=False):
+        if self._acquire(False):
             return
+        vm = self.vm
         vm._wanting += 1
         vm.stop_word.set(ATTENTION)
         vm._lock.acquire()
         vm._wanting -= 1
 
-    def __exit__(self, *_: object) -> None:
-        self.vm._lock.release()
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._release()
 
 
 class Timed:

@@ -99,10 +99,13 @@ class Bound:
         self.contexts: Callable[[], Iterable[Any]] = lambda: ()
         self._held = self._running = self._since = 0             # bytes at the last count; snapshots since
         self._made, self._looked = _made(), 0                    # objects that the last count looked at
+        self._be_sure()
 
     def may_be_passed(self) -> bool:
         """Whether a count is due, with one more snapshot."""
         self._since += 1
+        if self._since < self._sure_for and spare.handed_out + memory.made * memory.PAGE < self._sure_until:
+            return False
         made, found = _made() - self._made, self._held + self._running
         earned = LOOKS * self._since >= self._looked or LOOKS * made >= found
         if not earned and self._held <= self.limit:              # above it: the last snapshot was refused
@@ -118,7 +121,13 @@ class Bound:
         held, more = _look((s.root for s in kept), seen, walked)
         self._held = held + REGISTERS * len(kept)
         self._since, self._made, self._looked = 0, _made(), running + more
+        self._be_sure()
         return self._held
+
+    def _be_sure(self) -> None:
+        """Up to how many snapshots and which `_made` there is nothing to think about: half the room is for each."""
+        half = max(self.limit - self._held - self._running, 0) // 2
+        self._sure_for, self._sure_until = min(half // REGISTERS, EVERY), self._made + half
 
 
 def _made() -> int:

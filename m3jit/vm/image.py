@@ -8,9 +8,10 @@ import numpy as np
 from m3jit.errors import OperandError, UserError, brief
 from m3jit.frontend.lexer import quote
 from m3jit.ir.eager_scalar import wrap64
-from m3jit.isa.fields import GPR, Reg, SymbolField
-from m3jit.isa.table import ESCAPES, Instruction, encode
+from m3jit.isa.fields import Reg, SymbolField
+from m3jit.isa.table import Instruction, encode
 from m3jit.isa.types import U8, Tensor
+from m3jit.vm.register_use import RegisterUse
 
 
 class ModelLookup(Protocol):
@@ -51,7 +52,7 @@ class Image:
         self.loop_heads: frozenset[int] = frozenset(
             pc + ins.args["target"] for pc, ins in pairs if ins.op.control in ("jump", "branch", "interrupt")
             and ins.args["target"] <= 0 and pc + ins.args["target"] in self.index_of)
-        self.used_registers: int = _used_registers(self.instructions)
+        self.registers = RegisterUse(self.instructions)
         if pairs and self.entry_pc not in self.index_of:
             raise UserError(f"{self.name}: the entry point 0x{self.entry_pc:04x} is not the start of an instruction")
 
@@ -144,19 +145,6 @@ def symbol_text(field: SymbolField, word: int, program: Any) -> str:
     except (UserError, IndexError):
         pass                                           # a damaged operand: its trap says what is wrong
     return f"0x{word:x}" if field.what == "address" else str(word)
-
-
-def _used_registers(instructions: list[Instruction]) -> int:
-    """One more than the highest general register an instruction names (256 when extensions may name any)."""
-    top = 12                                     # a callee's parameters are R0-R11
-    for ins in instructions:
-        if ins.op.code in ESCAPES:
-            return 256
-        for v in ins.args.values():
-            for r in v if v.__class__ is tuple else (v,):
-                if r.__class__ is Reg and r.bank == GPR:
-                    top = max(top, r.index + 1)
-    return top
 
 
 def entry_points(image: Any) -> list[int]:

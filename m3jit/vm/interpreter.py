@@ -325,8 +325,9 @@ class Interpreter:
         start = ctx.retired
         ctx.leave = False
         while True:
-            i, began, before = ctx.index, clock(), ctx.retired
+            i, before = ctx.index, ctx.retired
             ctx.budget = budget - (before - start)
+            began = clock()
             try:
                 nxt = self.handlers[i](ctx)
                 if nxt == SLOW:
@@ -339,11 +340,12 @@ class Interpreter:
                 ctx.retired = before
                 self._failed(ctx, i, e)
                 return True
+            ended = clock()
             if counts is not None and i < len(counts):
                 counts[i] += 1
-                times[i] += clock() - began
+                times[i] += ended - began
             if self.watch is not None and self.handlers[i] is _slow:
-                self.watch(ctx, i, began, clock())
+                self.watch(ctx, i, began, ended)
             ctx.index = nxt if nxt >= 0 else -2 - nxt
             if ctx.leave or self.stop.raised or polls and ctx.retired - start >= budget:
                 return polls

@@ -14,7 +14,7 @@ import numpy as np
 
 from m3jit.errors import OperandError
 from m3jit.isa.control import MAX_CALL_DEPTH
-from m3jit.isa.fields import Reg
+from m3jit.isa.fields import STATE, Reg
 from m3jit.isa.memory import WHOLE
 from m3jit.isa.table import Instruction
 from m3jit.isa.types import NEW_STATE, Tensor
@@ -28,7 +28,7 @@ from m3jit.vm.machine_models import ModelsView
 from m3jit.vm.machine_signals import SignalsView
 from m3jit.vm.machine_system import SystemView
 from m3jit.vm.memory import NAMES, OFFSET_MASK, WAL
-from m3jit.vm.snapshots import Snapshot, SnapshotHandle
+from m3jit.vm.snapshots import SnapshotHandle
 from m3jit.vm.values import ContextRef, Handle
 
 FLAG_WORDS = ("equal", "less", "greater", "unordered", "not compared")
@@ -141,6 +141,7 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         """The stores of `set_state_of`."""
         if ctx.S[n] is not None:
             return [item(*ctx.states.place(ctx.S[n].id), state)]
+        self.vm.image.registers.cover(Reg(STATE, n))
         handle, stores = self.handle_for(ctx, state)
         return [*stores, item(ctx.S, n, handle)]
 
@@ -224,17 +225,9 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
     # -- snapshots --------------------------------------------------------------------------------------------------
     def snapshot(self, rd: Reg | None, persist: bool = False) -> None:
         """Capture the context with a snapshot handle in rd (so that the snapshot's rd names itself); rd holds it then.
-        All of it or nothing.  persist: it is on the disk by then."""
-        ctx, store = self.ctx, self.vm.snapshots
-        snap = Snapshot(store.new_id(), ctx.newest_snapshot or 0, None, ctx.index + 1, ctx.id, store)
-        handle = SnapshotHandle(snap, snap.id)
-        stores = binding.stores(ctx, rd, handle)
-        snap.root = ctx.capture()
-        for _, bank, number, value in stores:              # as the capture would have found it
-            snap.root.R[number] = value.weakened()
-        if persist:
-            self.persist(snap)
-        self.stores += [*stores, attribute(ctx, "newest_snapshot", snap.id), *store.keep(snap)]
+        All of it or nothing, at once: the last thing an instruction does.  persist: it is on the disk by then."""
+        ctx = self.ctx
+        self.vm.snapshots.take(ctx, ctx.index + 1, None if rd is None else rd.index, self.persist if persist else None)
 
     def abort(self, handle: SnapshotHandle | None, resume: bool) -> int | None:
         """Put a snapshot's root back; None handle: nothing.  The pc to go on at when `resume`.  Everything is checked

@@ -26,6 +26,7 @@ ARENA_LIMIT = 1 << 30              # bytes of one arena
 ARENAS = 256
 WINDOW = 1 << 32                   # bytes of a plain writable region
 DEFAULT_LIMIT = 1 << 30            # bytes of pages that the contexts of a machine may write
+_new = object.__new__
 made = 0                           # pages made so far in this process
 
 TEXT, GLOBAL, WEIGHTS, ACTIVATION, KV_CACHE, ARENA, SHARED, WAL, SNAPSHOT, STREAM_RING, RAG_INDEX, CLUSTER_STAGING, \
@@ -110,14 +111,14 @@ class Pages:
 
     def _own(self, number: int) -> Page:
         global made
-        page = self.map.get(number)
+        page, token = self.map.get(number), self.map.owner()
         if page is None:
-            page = Page(self.map.token, bytearray(PAGE))
+            page = Page(token, bytearray(PAGE))
             made += 1
             node, at = self.map.place(number)
             commit((item(node, at, page), attribute(self, "count", self.count + 1)))
-        elif page.token is not self.map.token:
-            page = Page(self.map.token, bytearray(page.data))
+        elif page.token is not token:
+            page = Page(token, bytearray(page.data))
             made += 1
             self.map.set(number, page)
         return page
@@ -163,6 +164,9 @@ class MachineMemory:
     _counted: int = 0                                  # pages of all contexts at the last count
     _made: int = 0                                     # `made` then
 
+    def __post_init__(self) -> None:
+        self.nothing = ContextMemory(self)             # what roots without addressed memory hold; never written
+
     def has_room(self, more: int, touched: int) -> bool:
         """Whether all contexts together may have `more` new pages in a write to `touched` ones.  Pages they share count
         once; they are counted only when those made since the last count could have reached the limit."""
@@ -185,10 +189,14 @@ class ContextMemory:
         self.pages: dict[int, Pages] = {}
         self.arenas: dict[int, int] = {}
 
+    def kept(self) -> "ContextMemory":
+        """The memory as it is now, for reading and to be shared again; all that are empty are one."""
+        return self.share() if self.pages or self.arenas else self.machine.nothing
+
     def share(self) -> "ContextMemory":
-        other = ContextMemory.__new__(ContextMemory)
-        other.machine, other.arenas = self.machine, self.arenas
-        other.pages = {r: p.share() for r, p in self.pages.items()} if self.pages else {}
+        other = _new(ContextMemory)
+        other.machine, other.arenas, pages = self.machine, self.arenas, self.pages
+        other.pages = {r: p.share() for r, p in pages.items()} if pages else {}
         return other
 
     # -- checks -----------------------------------------------------------------------------------------------------
@@ -254,7 +262,8 @@ class ContextMemory:
                 raise OperandError(f"read of {size} bytes at 0x{address & 2 ** 64 - 1:016x} (region WEIGHTS, offset "
                                    f"0x{offset:x}): not inside one tensor of a loaded model")
             return found
-        return self._pages(region).read(offset, size)
+        pages = self.machine.shared if region == SHARED else self.pages.get(region)
+        return pages.read(offset, size) if pages is not None else bytes(size)
 
     def _room(self, region: int, offset: int, size: int) -> Pages:
         pages = self._pages(region)

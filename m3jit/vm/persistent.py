@@ -1,8 +1,8 @@
 """A map from non-negative integers that is shared in O(1) and copied where it is written.
 
-A radix tree of fan-out 32.  Every map has an owner token; a node carrying the map's token is its own and is changed in
-place, any other node is copied on the way to the write.  `share` gives both maps fresh tokens, so neither sees what the
-other writes afterwards.
+A radix tree of fan-out 32.  A map that is written has an owner token; a node carrying the map's token is its own and is
+changed in place, any other node is copied on the way to the write.  `share` takes both maps their tokens, and the next
+write gives a map a fresh one, so neither sees what the other writes afterwards.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from m3jit.vm.commit import attribute, commit
 BITS = 5
 WIDTH = 1 << BITS
 MASK = WIDTH - 1
+_new = object.__new__
 
 
 class PersistentMap:
@@ -22,14 +23,20 @@ class PersistentMap:
     def __init__(self) -> None:
         self.root: list | None = None          # node: [token, 32 children or values]
         self.height = 1                        # levels; keys below 32 ** height fit
-        self.token = object()
+        self.token: Any = None
 
     def share(self) -> "PersistentMap":
         """Another map with the same content."""
-        other = PersistentMap.__new__(PersistentMap)
-        other.root, other.height, other.token = self.root, self.height, object()
-        self.token = object()
+        other = _new(PersistentMap)
+        other.root, other.height, other.token = self.root, self.height, None
+        self.token = None
         return other
+
+    def owner(self) -> object:
+        """The token; a map without one gets it."""
+        if self.token is None:
+            self.token = object()
+        return self.token
 
     def get(self, key: int, default: Any = None) -> Any:
         node = self.root
@@ -51,8 +58,9 @@ class PersistentMap:
         as before."""
         if key < 0:
             raise ValueError(f"key {key} is negative")
+        token = self.owner()
         while key >> BITS * self.height:
-            root = None if self.root is None else [self.token, self.root] + [None] * (WIDTH - 1)
+            root = None if self.root is None else [token, self.root] + [None] * (WIDTH - 1)
             commit((attribute(self, "root", root), attribute(self, "height", self.height + 1)))
         node = self.root = self._own(self.root)
         for shift in range(BITS * (self.height - 1), 0, -BITS):

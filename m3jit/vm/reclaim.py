@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
 import time
 from collections import deque
+from sys import getrefcount
 from typing import Any
 
 from m3jit.isa.cells import CellState
@@ -33,7 +33,7 @@ _waiting: deque[Any] = deque()              # its operations, and the queue's, a
 _call: queue.SimpleQueue = queue.SimpleQueue()
 _asleep = False
 _starting = threading.Lock()
-_thread: threading.Thread | None = None
+thread: threading.Thread | None = None     # None: nothing is handed over yet
 
 
 class Reclaimer:
@@ -44,20 +44,17 @@ class Reclaimer:
     def __init__(self, limit: int = DEFAULT_BACKLOG):
         self.limit, self.handed_over, self.freed_inline = limit, 0, 0
 
-    def start(self) -> None:
-        """Have a thread, now that there will be something to free."""
-        if _thread is None:
-            _start()
-
     def give(self, things: list[Any]) -> None:
         """Let these be freed.  The caller keeps no reference."""
         if not things:
             return
-        if _thread is None or len(_waiting) >= self.limit:
+        if thread is None or len(_waiting) >= self.limit:
             self.freed_inline += 1
             return
         self.handed_over += 1
-        _put(things)
+        _waiting.append(things)
+        if _asleep:
+            _call.put(None)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -65,12 +62,14 @@ class Reclaimer:
         return {"handed_over": self.handed_over, "freed_inline": self.freed_inline, "backlog": len(_waiting)}
 
 
-def leavings(root: Any) -> list[Any]:
-    """What of a context or of a snapshot's root, beside its general registers, may take long to free; without what the
-    program itself must let go."""
-    out = [root.memory] if root.memory.pages else []
+def leavings(root: Any, *registers: list[Any]) -> list[Any]:
+    """These registers and what else of a context or of a snapshot's root may take long to free; without what the program
+    itself must let go."""
+    out: list[Any] = [*registers]
+    if root.memory.pages:
+        out.append(root.memory)
     states = root.states
-    if sys.getrefcount(states.root) >= OURS:           # another version has all of these states too
+    if getrefcount(states.root) >= OURS:               # another version has all of these states too
         return out
     for value in states.values():
         if value.__class__ is KVStream:
@@ -82,32 +81,29 @@ def leavings(root: Any) -> list[Any]:
 
 def drain(seconds: float = 60.0) -> bool:
     """Wait until everything handed over so far is freed; False when it took longer."""
-    if _thread is None:
+    if thread is None:
         return True
     done = threading.Event()
-    _put(done)
+    _waiting.append(done)
+    if _asleep:
+        _call.put(None)
     return done.wait(seconds)
 
 
-def _put(thing: Any) -> None:
-    _waiting.append(thing)
-    if _asleep:
-        _call.put(None)
-
-
-def _start() -> None:
-    global _thread
+def start() -> None:
+    """Have a thread, now that there will be something to free."""
+    global thread
     with _starting:
-        if _thread is None:
-            thread = threading.Thread(target=_work, name="m3jit-reclaimer", daemon=True)
-            thread.start()
-            _thread = thread
+        if thread is None:
+            new = threading.Thread(target=_work, name="m3jit-reclaimer", daemon=True)
+            new.start()
+            thread = new
 
 
 def _after_fork() -> None:
     """A process made by os.fork has no such thread; what waited is the parent's to free."""
-    global _thread, _waiting, _call, _starting, _asleep
-    _thread, _waiting, _call, _starting, _asleep = None, deque(), queue.SimpleQueue(), threading.Lock(), False
+    global thread, _waiting, _call, _starting, _asleep
+    thread, _waiting, _call, _starting, _asleep = None, deque(), queue.SimpleQueue(), threading.Lock(), False
 
 
 if hasattr(os, "register_at_fork"):
@@ -149,10 +145,10 @@ def _free(pieces: list[Any]) -> None:
     """Drop the pieces one after another, large tables by their leaves."""
     while pieces:
         piece = pieces.pop()
-        if piece.__class__ is PageTable and sys.getrefcount(piece) < OURS:      # nobody else has it
+        if piece.__class__ is PageTable and getrefcount(piece) < OURS:      # nobody else has it
             leaves = list(piece.leaves)
             piece = None
-            while leaves and sys.getrefcount(leaves[-1]) < OURS:       # tables that share a leaf share those before it
+            while leaves and getrefcount(leaves[-1]) < OURS:       # tables that share a leaf share those before it
                 del leaves[-1]
                 time.sleep(0)                          # others may have the interpreter
         piece = None

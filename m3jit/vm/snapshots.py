@@ -2,65 +2,72 @@
 
 A snapshot is a node of a tree (its parent is the newest snapshot its context had taken or returned to).  Registers of
 running contexts hold it; registers inside another snapshot name it weakly, so that a loop which forks every turn keeps
-at most a window of history.  A handle whose snapshot is gone traps as "released".
+at most a window of history.  A handle whose snapshot is gone traps as "released".  Which registers may hold a handle at
+all is known of a program (`naming`, see m3jit.vm.image), so that a capture looks at no others.
 """
 from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Sequence
+from operator import setitem
+from sys import getrefcount
+from typing import Any, Callable, Iterable, Sequence
 
 from m3jit.errors import OperandError
-from m3jit.vm.commit import Store, attribute, commit, item
+from m3jit.vm import reclaim
+from m3jit.vm.commit import Store, attribute, commit, commit_columns, item
 from m3jit.vm.held import DEFAULT_BOUND, Bound, count_of
-from m3jit.vm.reclaim import DEFAULT_BACKLOG, Reclaimer, leavings
+from m3jit.vm.reclaim import DEFAULT_BACKLOG, OURS, Reclaimer, leavings
 
 DEFAULT_WINDOW = 64
-FRESH = 1000                       # new snapshots, live or not, until they are sorted in
-_in_registers = False              # has a handle of this process ever been made that a register may hold?
+FRESH = 1000                       # names of snapshots, live or not, that are kept before the dead ones are sorted out
+_new = object.__new__
+_STORES = setattr, setitem, setattr, setitem           # of `SnapshotStore.take`
 
 
 class Snapshot:
     """A root and where it was taken.  `resume`: index of the instruction after the FORK or SNAPSHOT.  `store`: of the
-    machine it belongs to."""
-    __slots__ = ("id", "parent", "root", "resume", "context", "store", "__weakref__")
+    machine it belongs to.  `name`: its weak handle."""
+    __slots__ = ("id", "parent", "root", "resume", "context", "store", "name", "__weakref__")
 
-    def __init__(self, id: int, parent: int, root: Any, resume: int, context: int, store: "SnapshotStore"):
-        self.id, self.parent, self.root, self.resume, self.context, self.store = id, parent, root, resume, context, store
+    def handle(self) -> "SnapshotHandle":
+        """A handle that keeps it alive."""
+        out = _new(SnapshotHandle)
+        out.id, out.strong, out.weak = self.id, self, self.name.weak
+        return out
 
     def __del__(self) -> None:
         root = getattr(self, "root", None)             # none where making it was interrupted
-        if root is not None:
-            self.store.reclaimer.give([root.R, *leavings(root)])           # registers name snapshots weakly
+        if root is None:
+            return
+        things = [root.R]                              # registers name snapshots weakly
+        if root.memory.pages or getrefcount(root.states.root) < OURS:
+            things += leavings(root)
+        self.store.reclaimer.give(things)
+
+
+def new_snapshot(id: int, parent: int, root: Any, resume: int, context: int, store: "SnapshotStore") -> Snapshot:
+    """A snapshot (an `__init__`, which CPython calls from C, would take twice the time)."""
+    out, name = _new(Snapshot), _new(SnapshotHandle)
+    out.id, out.parent, out.root, out.resume, out.context, out.store, out.name = \
+        id, parent, root, resume, context, store, name
+    name.id, name.strong, name.weak = id, None, weakref.ref(out)
+    return out
 
 
 class SnapshotHandle:
     """A register's name for a snapshot: `strong` keeps it alive, `weak` only finds it."""
-    __slots__ = ("id", "strong", "weak", "_softer")
+    __slots__ = ("id", "strong", "weak")
 
-    def __init__(self, snapshot: Snapshot | None, id: int, weak: Any = None):
-        global _in_registers
-        _in_registers = True
-        self.id, self.strong, self._softer = id, snapshot, None
-        self.weak = weak if weak is not None else weakref.ref(snapshot)
-
-    @classmethod
-    def of_host(cls, snapshot: Snapshot) -> "SnapshotHandle":
-        """A handle that is no register's until it goes through `for_register`."""
-        out = cls.__new__(cls)
-        out.id, out.strong, out.weak, out._softer = snapshot.id, snapshot, weakref.ref(snapshot), None
-        return out
+    def __init__(self, snapshot: Snapshot | None, id: int, weak: Callable[[], Snapshot | None]):
+        self.id, self.strong, self.weak = id, snapshot, weak
 
     def get(self) -> Snapshot | None:
         return self.strong if self.strong is not None else self.weak()
 
     def weakened(self) -> "SnapshotHandle":
         """The same name, not keeping the snapshot alive."""
-        if self.strong is None:
-            return self
-        if self._softer is None:
-            self._softer = SnapshotHandle(None, self.id, self.weak)
-        return self._softer
+        return self if self.strong is None else self.strong.name
 
     def revived(self) -> "SnapshotHandle":
         """The same name, keeping the snapshot alive if it still is."""
@@ -90,43 +97,64 @@ class SnapshotStore:
         self._ring: list[Snapshot | None] = []                 # the window; as long as was needed so far
         self._at = 0                                           # where the next snapshot goes
         self._ids = itertools.count(1)
-        self._known: "weakref.WeakValueDictionary[int, Snapshot]" = weakref.WeakValueDictionary()
-        self._fresh: list[weakref.ref] = []                    # snapshots that are not among the known ones yet
-
-    @property
-    def _live(self) -> "weakref.WeakValueDictionary[int, Snapshot]":
-        """All live snapshots by number."""
-        self._sort_in()
-        return self._known
-
-    @_live.setter
-    def _live(self, snapshots: "weakref.WeakValueDictionary[int, Snapshot]") -> None:
-        self._known, self._fresh = snapshots, []
-
-    def _sort_in(self) -> None:
-        for ref in self._fresh:                        # an interrupt in between: they are looked at again
-            snapshot = ref()
-            if snapshot is not None:
-                self._known[snapshot.id] = snapshot
-        self._fresh = []
+        self._names: list[SnapshotHandle] = []                 # weak handles of all live snapshots, and of some dead ones
+        self._tidy = FRESH                                     # names that there may be until the dead ones are left out
 
     def new_id(self) -> int:
         return next(self._ids)
 
+    def take(self, ctx: Any, resume: int, register: int | None = None,
+             before: Callable[[Snapshot], None] | None = None) -> SnapshotHandle:
+        """A snapshot of a context, which goes on at `resume`: the newest of the window and of the context, all or nothing.
+
+        register: the general register that holds the handle then (inside the snapshot it names that weakly, so that it
+        still does after ABORT).  before: called with the snapshot when nothing is stored yet.  OperandError: snapshots
+        hold too much."""
+        root = ctx.capture()
+        snapshot = new_snapshot(next(self._ids), ctx.newest_snapshot or 0, root, resume, ctx.id, self)
+        handle = snapshot.handle()
+        R, number = ctx.R, register
+        if register is None:
+            R, number = [None], 0
+        else:
+            root.R[register] = snapshot.name
+        if before is not None:
+            before(snapshot)
+        ring, at, following = self._place(snapshot)
+        commit_columns(_STORES, (ctx, ring, self, R), ("newest_snapshot", at, "_at", number),
+                       (snapshot.id, snapshot, following, handle))
+        return handle
+
     def keep(self, snapshot: Snapshot) -> list[Store]:
         """The stores (m3jit.vm.commit) that make it the newest of the window.  OperandError: snapshots hold too much."""
+        ring, at, following = self._place(snapshot)
+        return [item(ring, at, snapshot), attribute(self, "_at", following)]
+
+    def _place(self, snapshot: Snapshot) -> tuple[list[Snapshot | None], int, int]:
+        """(list, index) where the newest of the window is to be stored, and `_at` behind it.  OperandError: snapshots
+        hold too much."""
         if self.bound.may_be_passed():
             self._make_room()
-        self._fresh.append(weakref.ref(snapshot))      # weak: nothing happened yet
-        if len(self._fresh) > FRESH:
-            self._sort_in()
-        self.reclaimer.start()
-        if self.window < 1:
-            return []
-        at = self._at
-        if at == len(self._ring):
-            self._ring.append(None)
-        return [item(self._ring, at, snapshot), attribute(self, "_at", (at + 1) % self.window)]
+        names, ring, at = self._names, self._ring, self._at
+        names.append(snapshot.name)                    # weak: nothing happened yet
+        if len(names) > self._tidy:
+            self._leave_out_dead()
+        if reclaim.thread is None:
+            reclaim.start()
+        if at == len(ring):
+            if self.window < 1:
+                return [None], 0, 0
+            ring.append(None)
+        return ring, at, at + 1 if at + 1 < self.window else 0
+
+    def _leave_out_dead(self) -> None:
+        self._names = [name for name in self._names if name.weak() is not None]
+        self._tidy = max(FRESH, 2 * len(self._names))
+
+    def know(self, snapshots: Iterable[Snapshot], alone: bool = False) -> None:
+        """These live ones, too, belong to the machine.  alone: and no others."""
+        names = [s.name for s in snapshots]
+        self._names = names if alone else self._names + names
 
     def _make_room(self) -> None:
         """Let the oldest of the window go, until what snapshots alone hold fits its bound.  OperandError: it does not,
@@ -154,7 +182,8 @@ class SnapshotStore:
 
     def live(self) -> list[Snapshot]:
         """All live snapshots, oldest first."""
-        return sorted(self._live.values(), key=lambda s: s.id)
+        found = {s.id: s for name in self._names if (s := name.weak()) is not None}
+        return [found[number] for number in sorted(found)]
 
     def resolve(self, handle: SnapshotHandle) -> Snapshot:
         """The snapshot a handle names; OperandError if it was released, or belongs to another machine."""
@@ -172,31 +201,26 @@ class SnapshotStore:
         return found
 
 
-def for_register(value: Any) -> Any:
-    """The value, which the host puts into a register."""
-    global _in_registers
-    _in_registers = _in_registers or value.__class__ is SnapshotHandle
-    return value
-
-
-def without_handles(registers: list[Any], used: int) -> list[Any]:
+def without_handles(registers: list[Any], naming: Iterable[int]) -> list[Any]:
     """Registers that may be kept longer than the program does, without a snapshot living longer."""
-    return [v for v in registers[:used] if v.__class__ is not SnapshotHandle] if _in_registers else registers
+    handles = [n for n in naming if registers[n].__class__ is SnapshotHandle]
+    if not handles:
+        return registers
+    out = registers.copy()
+    for n in handles:
+        out[n] = None
+    return out
 
 
-def weaken(registers: list[Any], used: int) -> None:
-    """Replace snapshot handles among the first `used` of captured registers by weak ones."""
-    if not _in_registers:
-        return
-    for i, v in enumerate(registers[:used]):
-        if v.__class__ is SnapshotHandle:
-            registers[i] = v.weakened()
+def weaken(registers: list[Any], naming: Iterable[int]) -> None:
+    """Replace snapshot handles in captured registers by weak ones.  naming: those that may hold one."""
+    for n in naming:
+        if registers[n].__class__ is SnapshotHandle:
+            registers[n] = registers[n].weakened()
 
 
-def revive(registers: list[Any], used: int) -> None:
+def revive(registers: list[Any], naming: Iterable[int]) -> None:
     """The opposite, when captured registers become a running context's."""
-    if not _in_registers:
-        return
-    for i, v in enumerate(registers[:used]):
-        if v.__class__ is SnapshotHandle:
-            registers[i] = v.revived()
+    for n in naming:
+        if registers[n].__class__ is SnapshotHandle:
+            registers[n] = registers[n].revived()

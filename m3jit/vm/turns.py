@@ -38,7 +38,8 @@ class Turns:
         self._slicing: tuple[Context, int, int] | None = None  # the slice that runs, its budget, `retired` at its start
         self.stopped: tuple[Context, ...] = ()         # contexts that had not ended when the run failed
         self.rings_closed: frozenset[str] = frozenset()        # rings that were closed before the machine was
-        self._lock, self._gate = threading.RLock(), Entered(self)
+        self._lock = threading.RLock()
+        self._gate = Entered(self)
         self._runner: int | None = None                # the thread that is in a run
         self._wanting = 0                              # threads that want the lock while a run holds it
         self._retired_before = 0                       # of contexts that ended

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from m3jit.errors import Trap, UserError
-from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, GPR, SPECIAL, Reg
+from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, SPECIAL, Reg
 from m3jit.isa.types import Tensor
 from m3jit.vm import binding, regions as region_factory
 from m3jit.vm.checkpoints import NO_CHECKPOINTS, Checkpoints
@@ -31,7 +31,7 @@ from m3jit.vm.models import NO_MODELS, ModelProvider
 from m3jit.vm.recording import Recorder
 from m3jit.vm.reclaim import DEFAULT_BACKLOG
 from m3jit.vm.scheduler import Scheduler
-from m3jit.vm.snapshots import DEFAULT_WINDOW, Snapshot, SnapshotHandle, SnapshotStore, for_register
+from m3jit.vm.snapshots import DEFAULT_WINDOW, SnapshotHandle, SnapshotStore
 from m3jit.vm.sources import Source
 from m3jit.vm.stopping import ATTENTION, INTERRUPT, STOPPED, StopWord, interruptible
 from m3jit.vm.streams import DEFAULT_CAPACITY, Ring, Sink, StandardSink
@@ -125,7 +125,7 @@ class VM(Turns, HostStreams, HostStates):
     # -- contexts and registers -------------------------------------------------------------------------------------
     def new_context(self) -> Context:
         """A context that is not scheduled yet."""
-        return Context(next(self._ids), ContextMemory(self.memory), self.seed, self.image.used_registers)
+        return Context(next(self._ids), ContextMemory(self.memory), self.image.registers, self.seed)
 
     def register(self, name: str | Reg) -> Reg:
         """The register of a name: R7, V3, S0, or a name the program declares."""
@@ -168,11 +168,10 @@ class VM(Turns, HostStreams, HostStates):
         if reg.bank == SPECIAL or reg.index >= BANK_SIZES[reg.bank] or reg == Reg(0, 255):
             raise UserError(f"{reg} cannot be written")
         with self._entered():
-            if reg.bank == GPR and reg.index >= self.image.used_registers:
-                self.image.used_registers = 256
-                for ctx in (self.main, *self.scheduler.contexts.values()):
-                    ctx.used = 256
-            binding.put(context or self.main, reg, for_register(value))
+            self.image.registers.cover(reg)
+            if value.__class__ is SnapshotHandle:
+                self.image.registers.may_name_snapshots(reg.index)
+            binding.put(context or self.main, reg, value)
 
     # -- running ----------------------------------------------------------------------------------------------------
     @property
@@ -300,12 +299,7 @@ class VM(Turns, HostStreams, HostStates):
     def fork(self) -> SnapshotHandle:
         """A snapshot of the main context."""
         with self._entered():
-            main = self.main
-            snap = Snapshot(self.snapshots.new_id(), main.newest_snapshot or 0, main.capture(), main.index, main.id,
-                            self.snapshots)
-            handle = SnapshotHandle.of_host(snap)
-            commit([attribute(main, "newest_snapshot", snap.id), *self.snapshots.keep(snap)])
-            return handle
+            return self.snapshots.take(self.main, self.main.index)
 
     def abort(self, snapshot: SnapshotHandle, resume: bool = False) -> None:
         """Put a snapshot back; resume: execution also goes back to where it was taken.  All of it or nothing."""

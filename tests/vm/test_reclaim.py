@@ -100,7 +100,7 @@ def test_released_snapshots_are_freed_by_the_thread(freed_by):
 
 def test_claims_do_not_wait_for_the_thread(monkeypatch):
     """Behind a rollback over the end of a page the next append writes in place, whenever the thread gets there."""
-    monkeypatch.setattr(reclaim, "_put", lambda thing, kept=[]: kept.append(thing))        # it never does
+    monkeypatch.setattr(reclaim.Reclaimer, "give", lambda self, things, kept=[]: kept.append(things))     # it never does
     vm = machine()
     behind(vm, 60)
     snapshot = vm.fork()
@@ -114,7 +114,7 @@ def test_claims_do_not_wait_for_the_thread(monkeypatch):
 
 def test_snapshots_do_not_wait_for_the_thread(monkeypatch):
     """A register's handle is let go by the rollback that replaces it, wherever its other contents are."""
-    monkeypatch.setattr(reclaim, "_put", lambda thing, kept=[]: kept.append(thing))
+    monkeypatch.setattr(reclaim.Reclaimer, "give", lambda self, things, kept=[]: kept.append(things))
     vm = machine(snapshot_window=0)
     vm.set("R7", Tensor.of(rows(3)))
     first = vm.fork()
@@ -151,9 +151,9 @@ assert reclaim.drain()
 child = os.fork()
 assert reclaim.drain()
 if not child:
-    assert reclaim._thread is None
+    assert reclaim.thread is None
     vm.abort(vm.fork())
-    os._exit(0 if reclaim.drain() and reclaim._thread.is_alive() else 1)
+    os._exit(0 if reclaim.drain() and reclaim.thread.is_alive() else 1)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

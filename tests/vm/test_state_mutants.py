@@ -9,7 +9,7 @@ import pytest
 from m3jit.isa import kv_pages
 from m3jit.isa.kv import KVStream
 from m3jit.isa.kv_pages import Claim
-from m3jit.vm import interpreter
+from m3jit.vm import snapshots
 from m3jit.vm.context import Context
 from m3jit.vm.machine import Machine
 from m3jit.vm.memory import PAGE, PAGE_BITS, ContextMemory, Pages
@@ -59,7 +59,7 @@ def one_by_one(patch: Any) -> None:
     def commit(stores: Any) -> None:
         for call, target, key, value in list(stores):
             call(target, key, value)
-    patch.setattr(interpreter, "commit", commit)
+    patch.setattr(snapshots, "commit_columns", lambda *columns: commit(zip(*columns)))
 
 
 def pages_as_it_goes(patch: Any) -> None:
@@ -96,12 +96,12 @@ def states_are_kept(patch: Any) -> None:
 
 
 def snapshots_are_kept(patch: Any) -> None:
-    kept, real = [], SnapshotStore.keep
+    kept, real = [], SnapshotStore._place
 
-    def keep(self: SnapshotStore, snapshot: Any) -> Any:
+    def place(self: SnapshotStore, snapshot: Any) -> Any:
         kept.append(snapshot)
         return real(self, snapshot)
-    patch.setattr(SnapshotStore, "keep", keep)
+    patch.setattr(SnapshotStore, "_place", place)
 
 
 def rows_stay(patch: Any) -> None:
