@@ -20,7 +20,7 @@ import numpy as np
 
 from m3jit.errors import InternalError, OperandError
 from m3jit.isa import kv_pages
-from m3jit.isa.kv_layout import DTYPES, PAGE, KVGeometry, read, storage, write
+from m3jit.isa.kv_layout import DTYPES, PAGE, KVGeometry, one_of, read, storage, write
 from m3jit.isa.kv_pages import NO_PAGES, Claim, Mark, Page, PageTable
 from m3jit.isa.types import F16, DType
 
@@ -229,6 +229,13 @@ class KVStream:
         get = self.layers.get
         return [get(layer, _EMPTY).length for layer in layers]
 
+    def common_length(self, layers: Sequence[int]) -> int | None:
+        """Rows of each of several layers, None when they have different ones."""
+        if self._length >= 0 and self._rank.layers is layers:
+            return self._length
+        lengths = self.lengths(layers)
+        return lengths[0] if lengths.count(lengths[0]) == len(lengths) else None
+
     def pages(self, layer: int) -> PageTable:
         return self.layers.get(layer, _EMPTY).pages
 
@@ -263,7 +270,7 @@ class KVStream:
         """This stream, its geometry fixed by a first append.  OperandError if it has another one.
 
         value_dim 0: as head_dim.  shared: a value is the first value_dim features of its key, and not stored."""
-        g = KVGeometry(kv_heads, head_dim, value_dim or head_dim, shared)
+        g = one_of(KVGeometry(kv_heads, head_dim, value_dim or head_dim, shared))
         if self.geometry == g:
             return self
         if self.geometry:

@@ -12,6 +12,7 @@ scales in F16, one per 32 features of a row (the last one of a row for what is l
 """
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +58,12 @@ class KVGeometry:
     def __str__(self) -> str:
         values = "" if self.value_dim == self.head_dim else f" with values of {self.value_dim}"
         return f"{self.kv_heads} heads of {self.head_dim}{values}{' (part of the keys)' if self.shared else ''}"
+
+
+@functools.lru_cache(maxsize=256)
+def one_of(geometry: KVGeometry) -> KVGeometry:
+    """The same object for equal geometries (of the last 256): those that meet often are compared by identity first."""
+    return geometry
 
 
 def storage(dtype: DType) -> np.dtype:

@@ -330,8 +330,8 @@ class ContextRegisters:
             if bank == "R":
                 return self.ctx.R[key[1]]
             if bank == "S":
-                state = self.machine.state_of(self.ctx, key[1])
-                return GONE if state is None and self.ctx.S[key[1]] is not None else state
+                handle = self.ctx.S[key[1]]
+                return None if handle is None else self.ctx.states.get(handle.id, GONE)
             return self.ctx.V[key[1]]
         return self.ctx.flags if key == "flags" else self.ctx.rng
 

@@ -33,7 +33,7 @@ STOP, BUDGET, EXIT, RETIRED = map(int, (FrameWord.STOP, FrameWord.BUDGET, FrameW
 class Registers(Protocol):
     """A context as compiled code sees it.  Keys: see m3jit.ir.lift."""
     def get(self, key: Any) -> Any: ...
-    def pick(self, guards: "Guards") -> Sequence[Any]: ...      # the values of guards.keys
+    def pick(self, wanted: "Guards | Picked") -> Sequence[Any]: ...         # the values of wanted.keys
     def write(self, way: Way, values: list[Any], states: list[tuple[Any, Any]]) -> None: ...
 
 
@@ -83,6 +83,21 @@ def fits(value: Any, t: Type | None, syms: dict[Sym, int]) -> bool:
     return type_of_value(None, value) == t
 
 
+def from_general(keys: Sequence[Any]) -> Callable[[Any], Any] | None:
+    """What picks the values of these keys from a context's general registers; None: not all are such."""
+    if len(keys) < 2 or not all(isinstance(k, tuple) and k[0] == "R" for k in keys):
+        return None
+    return itemgetter(*(k[1] for k in keys))
+
+
+class Picked:
+    """Keys whose values are picked together (`Registers.pick`)."""
+    __slots__ = ("keys", "pick")
+
+    def __init__(self, keys: Sequence[Any]):
+        self.keys, self.pick = keys, from_general(keys)
+
+
 class Guards:
     """The types of a region's live-ins: `keys` and the classes their values have (`kinds`), then shapes and dtypes.
 
@@ -97,9 +112,7 @@ class Guards:
         tensors = [(i, t) for i, (_, t) in enumerate(known) if isinstance(t, TensorType)]
         self.symbolic = [(i, t) for i, t in tensors if not all(isinstance(d, int) for d in t.shape)]
         self.fixed = [(i, t.dtype, tuple(t.shape)) for i, t in tensors if (i, t) not in self.symbolic]
-        self.pick: Callable[[Any], Any] | None = None
-        if len(known) > 1 and all(isinstance(k, tuple) and k[0] == "R" for k in self.keys):
-            self.pick = itemgetter(*(k[1] for k in self.keys))
+        self.pick = from_general(self.keys)
 
     def match(self, regs: Registers) -> dict[Sym, int] | None:
         """Symbol values when all live-ins fit, else None."""
@@ -149,6 +162,10 @@ class CompiledRegion:
         self.guards = Guards(self.types)
         self.cells = RegionCells(region.cells_in, region.cells_out)
         self.scalars = [s for s in region.scalars if s[0][0] != "kvlen"]
+        self.integers, self.floats = (Picked([k for k, _, how in self.scalars if (how == "i64") is integer])
+                                      for integer in (True, False))
+        self.integer_words, self.float_words = (np.array([w for _, w, how in self.scalars if (how == "i64") is integer],
+                                                         np.intp) for integer in (True, False))
         self.streams = RegionStreams(region.kv, [(k[1], k[2], w) for k, w, _ in region.scalars if k[0] == "kvlen"],
                                      region.function.present)
         self.results = [(word, None if any(isinstance(d, Sym | DimExpr) for d in t.shape) else stored_shape(t, {}), t)
@@ -246,6 +263,29 @@ class CompiledRegion:
         frame[STOP] = stop_address
         frame[BUDGET] = 1 if self.one_round else budget        # rows are reserved for one round
         return Held(alive, commits, cells)
+
+    def fill_all(self, frames: np.ndarray, entries: Sequence[Any], commits: Sequence[dict[Any, KVStream]],
+                 known: list[dict[Any, Any]]) -> list["Held"]:
+        """`fill` for frames [contexts, words], of m3jit.vm.jit.Parked.  known: see `RegionStreams.fill_all`."""
+        if self.cells.states:
+            return [self.fill(frame, e.regs, k, e.jit.stop_address, e.budget)
+                    for frame, e, k in zip(frames, entries, commits)]
+        regs = [e.regs for e in entries]
+        if self.region.kv:
+            self.streams.fill_all(frames, commits, known)
+        alive: list[list[Any]] = [[] for _ in entries]
+        for k, word in self.region.pointers:
+            tensors = [r.get(k) for r in regs]
+            frames[:, word] = [address_of(t.data) for t in tensors]
+            for kept, t in zip(alive, tensors):
+                kept.append(t)
+        if self.integers.keys:
+            frames[:, self.integer_words] = [r.pick(self.integers) for r in regs]
+        if self.floats.keys:
+            frames.view(np.float64)[:, self.float_words] = [r.pick(self.floats) for r in regs]
+        frames[:, STOP] = [e.jit.stop_address for e in entries]
+        frames[:, BUDGET] = 1 if self.one_round else [e.budget for e in entries]
+        return [Held(kept, k, None) for kept, k in zip(alive, commits)]
 
     def leave(self, frame: np.ndarray, regs: Registers, fresh: Mapping[int, np.ndarray], held: "Held",
               syms: dict[Sym, int]) -> tuple[ExitInfo | None, int]:

@@ -27,6 +27,7 @@ class Layout:
 
     def __init__(self, region: CompiledRegion, native: Any, syms: Sequence[dict[Sym, int]], arena: "_Arena"):
         r, n = region.region, len(syms)
+        self.known: list[dict[Any, Any]] = [{} for _ in syms]        # addresses of page tables in the frames
         self.frames = np.zeros((n, native.words), np.int64)
         for word, d in r.dims:
             self.frames[:, word] = [eval_dim(d, s) for s in syms]
@@ -151,8 +152,7 @@ class BatchedRegion:
                ) -> tuple[Layout, list[dict[int, np.ndarray]], list[Held]]:
         layout = self._layout([e.syms for e in entries])
         fresh = layout.fresh()
-        held = [self.compiled.fill(frame, e.regs, k, e.jit.stop_address, e.budget)
-                for frame, e, k in zip(layout.frames, entries, commits)]
+        held = self.compiled.fill_all(layout.frames, entries, commits, layout.known)
         before = layout.call.launches
         layout.call()
         after = layout.call.launches
@@ -162,7 +162,7 @@ class BatchedRegion:
 
     def _layout(self, syms: list[dict[Sym, int]]) -> Layout:
         """The layout for these dimensions; the newest few are kept."""
-        key = tuple(tuple(s[name] for name in self.syms) for s in syms)
+        key = tuple(tuple(s[name] for name in self.syms) for s in syms) if self.syms else (len(syms),)
         layout = self.layouts.pop(key, None)
         if layout is None:
             number = self.arena.number

@@ -42,6 +42,9 @@ class PersistentMap:
         node = self.root
         if node is None or key >> BITS * self.height:
             return default
+        if self.height == 1:
+            node = node[1 + key]
+            return default if node is None else node
         for shift in range(BITS * (self.height - 1), -1, -BITS):
             node = node[1 + (key >> shift & MASK)]
             if node is None:

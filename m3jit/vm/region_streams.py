@@ -11,16 +11,18 @@ import numpy as np
 from m3jit.ir.region import KvUse
 from m3jit.ir.tensor import Sym, eval_dim
 from m3jit.isa.kv import DTYPES, PAGE, KVStream
+from m3jit.isa.kv_layout import one_of
 
 
 class _Stream:
     """What a region does with the stream of one state register."""
 
     def __init__(self, uses: list[KvUse], lengths: list[tuple[int, int]]):
-        self.geometry, self.dtype = uses[0].geometry, uses[0].dtype
+        self.geometry, self.dtype = one_of(uses[0].geometry), uses[0].dtype
         self.alike = all((u.geometry, u.dtype) == (self.geometry, self.dtype) for u in uses)
         self.layers, self._rows = tuple(u.layer for u in uses), [u.rows for u in uses]
         self._fixed = all(r.__class__ is int for r in self._rows)
+        self.most = max(self._rows) if self._fixed else None
         self.table_words = np.array([u.table_word for u in uses], np.intp)
         self.length_layers = tuple(layer for layer, _ in lengths)
         self.length_words = np.array([word for _, word in lengths], np.intp)
@@ -44,6 +46,8 @@ class RegionStreams:
         for key, layer, word in lengths:
             of[key][1].append((layer, word))
         self.streams = {key: _Stream(*parts) for key, parts in of.items()}
+        self._most = None if any(use.most is None for use in self.streams.values()) else \
+            max((use.most for use in self.streams.values()), default=1) or 1
 
     def in_order(self, key: Any, layers: Collection[int]) -> tuple[int, ...]:
         """These layers of a stream in the region's order: the very tuple `_Stream.layers` when they are all."""
@@ -60,8 +64,9 @@ class RegionStreams:
                 continue
             if seen.setdefault(id(stream), key) != key:
                 return False                     # two registers name one stream: its rows depend on their order
-            if stream.__class__ is not KVStream or stream.dtype.name != use.dtype or not use.alike or \
-                    stream.geometry not in (None, use.geometry):
+            if stream.__class__ is not KVStream or stream.dtype.name != use.dtype or not use.alike:
+                return False
+            if stream.geometry is not use.geometry and stream.geometry not in (None, use.geometry):
                 return False
         return True
 
@@ -70,15 +75,22 @@ class RegionStreams:
         out: dict[Any, KVStream] = {}
         most = 1
         for key, use in self.streams.items():
-            stream = regs.get(key) or KVStream(use.geometry, DTYPES[use.dtype])
-            stream = stream if stream.geometry else KVStream(use.geometry, stream.dtype)
+            stream = regs.get(key)
+            if stream is None:
+                stream = KVStream(use.geometry, DTYPES[use.dtype])
+            elif stream.geometry is None:
+                stream = KVStream(use.geometry, stream.dtype)
             rows = use.rows(syms)
-            out[key] = stream.reserve_all(use.layers, rows)
-            most = max(most, max(map(int.__add__, out[key].lengths(use.layers), rows)))
+            new = out[key] = stream.reserve_all(use.layers, rows)
+            length = new.common_length(use.layers) if use.most is not None else None
+            most = max(most, length + use.most if length is not None else
+                       max(map(int.__add__, new.lengths(use.layers), rows)))
         return out, -(-most // PAGE)
 
     def most_rows(self, syms: dict[Sym, int]) -> int:
         """Most rows an entry appends to a layer; 1 when it appends none."""
+        if self._most is not None:
+            return self._most
         return max((max(use.rows(syms)) for use in self.streams.values()), default=1) or 1
 
     def fill(self, frame: np.ndarray, reserved: dict[Any, KVStream]) -> None:
@@ -87,6 +99,20 @@ class RegionStreams:
             stream = reserved[key]
             frame[use.table_words] = stream.table_addresses(use.layers)
             if len(use.length_words):
-                lengths = stream.lengths(use.length_layers)
-                alike = lengths.count(lengths[0]) == len(lengths)
-                frame[use.length_words] = lengths[0] if alike else lengths
+                length = stream.common_length(use.length_layers)
+                frame[use.length_words] = length if length is not None else stream.lengths(use.length_layers)
+
+    def fill_all(self, frames: np.ndarray, reserved: Sequence[dict[Any, KVStream]], known: list[dict[Any, Any]]) -> None:
+        """`fill` for frames [contexts, words].  known: for each, the addresses it has already, by state register."""
+        for key, use in self.streams.items():
+            streams = [r[key] for r in reserved]
+            for frame, stream, has in zip(frames, streams, known):
+                addresses = stream.table_addresses(use.layers)
+                if has.get(key) is not addresses:        # they change with every 64th row
+                    frame[use.table_words] = has[key] = addresses
+            if len(use.length_words):
+                lengths = [stream.common_length(use.length_layers) for stream in streams]
+                if None in lengths:
+                    frames[:, use.length_words] = [stream.lengths(use.length_layers) for stream in streams]
+                else:
+                    frames[:, use.length_words] = np.array(lengths)[:, None]
