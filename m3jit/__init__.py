@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from m3jit.api.checkpoints import EverySentence, EveryToken, EveryTokens
     from m3jit.api.conversation import Conversation
     from m3jit.api.generation import Generation, LanguageModel, load_model
+    from m3jit.api.recorded import RecordedConversation, RecordedSession
     from m3jit.api.session import ContextFull, Session
     from m3jit.durable import Checkpoints, DamagedStore, Store, StoreError
     from m3jit.frontend import (AssemblyError, ContainerError, LinkError, Program, assemble, assemble_file, disassemble,
@@ -47,6 +48,7 @@ _HOME = {
     "m3jit.api.checkpoints": ("EverySentence", "EveryToken", "EveryTokens"),
     "m3jit.api.conversation": ("Conversation",),
     "m3jit.api.generation": ("Generation", "LanguageModel", "load_model"),
+    "m3jit.api.recorded": ("RecordedConversation", "RecordedSession"),
     "m3jit.api.session": ("ContextFull", "Session"),
     "m3jit.durable": ("Checkpoints", "DamagedStore", "Store", "StoreError"),
     "m3jit.frontend": ("AssemblyError", "ContainerError", "LinkError", "Program", "assemble", "assemble_file",
@@ -61,9 +63,10 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = ["AssemblyError", "Batch", "Builder", "BuilderError", "Checkpoints", "CompiledProgram", "ContainerError",
            "ContextFull", "Conversation", "DamagedStore", "Deadlock", "Embedder", "EverySentence", "EveryToken",
            "EveryTokens", "Generation", "Grammar", "InternalError", "Interrupted", "LanguageModel", "LimitError",
-           "LinkError", "M3Error", "Program", "Session", "SinkClosed", "Store", "StoreError", "StreamError", "Tensor",
-           "Trap", "UnsupportedError", "UserError", "VM", "__version__", "assemble", "assemble_file", "compile",
-           "disassemble", "extension", "link", "load", "load_embedder", "load_model", "verify"]
+           "LinkError", "M3Error", "Program", "RecordedConversation", "RecordedSession", "Session", "SinkClosed",
+           "Store", "StoreError", "StreamError", "Tensor", "Trap", "UnsupportedError", "UserError", "VM",
+           "__version__", "assemble", "assemble_file", "compile", "disassemble", "extension", "link", "load",
+           "load_embedder", "load_model", "verify"]
 
 
 class _Checkout:

@@ -14,8 +14,8 @@ compute again grow with the distance that is gone back.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Mapping, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Mapping, Protocol
 
 from m3jit.errors import UserError, brief
 from m3jit.isa.kv import KVStream
@@ -85,7 +85,8 @@ class EverySentence:
 class Checkpoint:
     """States of a machine that hold the first `rows` tokens of a session.  logits: of the token behind them, or None.
 
-    states: S register -> value, as `VM.states` gives them."""
+    states: S register -> value, as `VM.states` gives them.  mark: what a log of the machine calls the states that
+    these are a part of; None without one."""
     rows: int
     states: Mapping[str, Any]
     logits: Any = None
@@ -93,10 +94,11 @@ class Checkpoint:
     def cut(self, rows: int) -> "Checkpoint | None":
         """The same states with the first `rows` tokens alone; None where they cannot be had from these."""
         if rows == self.rows:
+    mark: Any = field(default=None, compare=False)
             return self
         if rows > self.rows or not self.shortens:
             return None
-        return Checkpoint(rows, {name: state.truncate(rows) for name, state in self.states.items()})
+        return Checkpoint(rows, {name: state.truncate(rows) for name, state in self.states.items()}, mark=self.mark)
 
     @property
     def shortens(self) -> bool:

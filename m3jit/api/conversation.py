@@ -15,7 +15,7 @@ import copy
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from m3jit.api.checkpoints import Policy
 from m3jit.api.generated import FinishReason
@@ -52,6 +52,8 @@ class Conversation:
     with.  now: the time that templates see, the same throughout.  checkpoints: as `Session`.  Raises UserError or
     ModelFileError: no such model, no chat template, a bad setting, logprobs (`LanguageModel.generate` gives them)."""
 
+    _sessions: Callable[..., Session] = Session         # what makes its session
+
     def __init__(self, model: LanguageModel | str = "default", system: str | None = None, *,
                  options: Options | None = None, chat_template: str | None = None, now: datetime | None = None,
                  backend: str | None = None, threads: int | None = None, checkpoints: Policy | None = None,
@@ -60,8 +62,8 @@ class Conversation:
         if settings.get("logprobs") is not None:
             raise UserError("logprobs: a conversation gives text alone; m3jit.load_model(..).generate gives them")
         self.template = self.model.template(chat_template)
-        self.session = Session(self.model, checkpoints=checkpoints, options=options, backend=backend, threads=threads,
-                               **settings)
+        self.session: Session = self._sessions(self.model, checkpoints=checkpoints, options=options, backend=backend,
+                                               threads=threads, **settings)
         self.messages: list[dict[str, str]] = []
         self.finish_reason: FinishReason | None = None         # of the last answer
         self._system, self._now = system, now or datetime.now()

@@ -6,12 +6,10 @@ from typing import Any, Iterator, Mapping, Sequence
 import numpy as np
 
 from m3jit.api.checkpoints import Checkpoint
-from m3jit.api.prefixes import begin_behind
 from m3jit.models import grammar as grammars
+from m3jit.timetravel.hosting import ENTER, GRAMMAR, KEEP, Entry, Mark, digest_of, put_back
 from m3jit.vm.sources import END, Source
 from m3jit.vm.vm import VM
-
-_GRAMMAR = (grammars.NUMBER, grammars.VERSION[0])
 
 
 class _Prompts(Source):
@@ -54,6 +52,7 @@ class SessionMachine:
         self._tokens: Iterator[bytes] = vm.output("TOKENS")
         self._beginning = vm.fork()
         self._entered, self.whole = 0, True
+        self._times, self._marked = 0, (0, 0, 0)        # entered so often; the last states in the log
 
     def enter(self, point: Checkpoint, tokens: Sequence[int], random: int, registers: Mapping[str, Any],
               guided: tuple[grammars.Matcher, int] | None) -> None:
@@ -61,10 +60,11 @@ class SessionMachine:
 
         random: the state of the random stream.  guided: the grammar before the last token of the text, and that token."""
         vm, values = self.vm, dict(registers)
+        self._note(point, tokens, random, registers, guided)
         self.place(point, len(tokens))
         vm.main.rng = random
         if guided is not None:
-            vm.machine.set_extension_state(vm.main, _GRAMMAR, guided[0])
+            vm.machine.set_extension_state(vm.main, GRAMMAR, guided[0])
             values["rToken"] = guided[1]
         for name, value in values.items():
             vm.set(name, value)
@@ -74,9 +74,31 @@ class SessionMachine:
     def place(self, point: Checkpoint, total: int) -> None:
         """Stand at the program's beginning with these states, and with their logits where the prompt, of `total` tokens,
         is no longer than they are."""
-        self.vm.abort(self._beginning, resume=True)
-        self.vm.main.interrupt = False
-        begin_behind(self.vm, point, total)
+        put_back(self.vm, self._beginning, point.states, point.rows, point.logits if point.rows == total else None)
+
+    def _note(self, point: Checkpoint, tokens: Sequence[int], random: int, registers: Mapping[str, Any],
+              guided: tuple[grammars.Matcher, int] | None) -> None:
+        """Log where the text goes on, if the machine is recorded."""
+        recorder = self.vm.recorder
+        if recorder.idle:
+            return
+        values, text = {name: int(value) for name, value in registers.items()}, None
+        if guided is not None:
+            values["rToken"], text = int(guided[1]), np.array(guided[0].tokens(), np.int64).tobytes()
+        recorder.host((ENTER, *Entry(point.mark, point.rows, point.rows == len(tokens), len(tokens), digest_of(tokens),
+                                     random, values, text)))
+        self._times += 1
+
+    def _mark(self) -> Mark | None:
+        """A name in the log for the states as they are; None where there is no log."""
+        recorder = self.vm.recorder
+        if recorder.idle:
+            return None
+        mark = self.vm.retired, self._times, self.rows
+        if mark != self._marked and not recorder.replaying:
+            recorder.note("host", (KEEP, mark))
+        self._marked = mark
+        return mark
 
     def step(self) -> bytes:
         """The next token as the program writes it; a negative number at the end of a text.  Raises what the run raises."""
@@ -99,7 +121,7 @@ class SessionMachine:
     def here(self, logits: bool) -> Checkpoint:
         """The states as they are; logits: with those of the token behind them, None where they are not computed yet (in
         the middle of a prompt)."""
-        return Checkpoint(self.rows, self.vm.states(object), self.vm.get("rLogits") if logits else None)
+        return Checkpoint(self.rows, self.vm.states(object), self.vm.get("rLogits") if logits else None, self._mark())
 
     def close(self) -> None:
         """Let the program end."""

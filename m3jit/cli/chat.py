@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from typing import Any, Iterator
 
@@ -10,7 +11,7 @@ import click
 from m3jit.cli.dialogue import Dialogue
 from m3jit.cli.options import Size, Whole
 from m3jit.cli.sampling import sampling_options
-from m3jit.cli.terminal import note
+from m3jit.cli.terminal import keep_inputs, note
 from m3jit.errors import UserError
 
 @click.command(epilog="Without a terminal, each line of standard input is a message. Lines that begin with / are "
@@ -27,13 +28,15 @@ from m3jit.errors import UserError
 @click.option("--chat-template", metavar="FILE", help="A jinja2 template in place of the model's.")
 @click.option("--session", "folder", metavar="FOLDER",
               help="Keep the conversation in this folder, and go on with the one that is there.")
+@click.option("--record", "log", metavar="LOG",
+              help="Record all that is said and done; m3jit replay LOG proves it, m3jit debug LOG goes through it.")
 @click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
 @click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory [three quarters of what is free].")
 def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | None, stops: tuple[str, ...],
-         context: int | None, chat_template: str | None, folder: str | None, threads: int | None, backend: str, memory_limit: int | None) -> int:
+         context: int | None, chat_template: str | None, folder: str | None, log: str | None, threads: int | None,
+         backend: str, memory_limit: int | None) -> int:
     """Talk with MODEL (a file, a folder or a model's name); an answer goes on from the state of the conversation."""
-    from m3jit.api.conversation import Conversation
     from m3jit.cli.machine import limit_memory, show_progress
     from m3jit.cli.sampling import model_options
     from m3jit.cli.terminal import Progress
@@ -43,11 +46,12 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
     if what.kind != "model":
         raise UserError(f"{model}: is no model file; `m3jit run` runs programs")
     options = model_options(sampling)
-    talk = Conversation(what.reference, system, options=options, backend=backend, threads=threads, seed=seed,
-                        chat_template=template_text(chat_template), stop=stops,
-                        context=context, max_tokens=sampling.get("max_tokens"), temperature=options.temperature,
-                        top_k=options.top_k, top_p=options.top_p, min_p=options.min_p,
-                        repeat_penalty=options.repeat_penalty)
+    keep_inputs(log, what.reference, chat_template or "")
+    talk = _made(log)(what.reference, system, options=options, backend=backend, threads=threads, seed=seed,
+                      chat_template=template_text(chat_template), stop=stops,
+                      context=context, max_tokens=sampling.get("max_tokens"), temperature=options.temperature,
+                      top_k=options.top_k, top_p=options.top_p, min_p=options.min_p,
+                      repeat_penalty=options.repeat_penalty)
     show_progress(talk.machine, Progress())
     terminal = sys.stdin.isatty()
     store = None
@@ -84,6 +88,15 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
         if store is not None:
             store.close()
     return code
+
+
+def _made(log: str | None) -> Any:
+    """What makes a conversation; log: recorded there."""
+    if log is None:
+        from m3jit.api.conversation import Conversation
+        return Conversation
+    from m3jit.api.recorded import RecordedConversation
+    return functools.partial(RecordedConversation, log, shown=True)
 
 
 def template_text(path: str | None) -> str | None:

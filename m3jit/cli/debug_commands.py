@@ -10,6 +10,7 @@ from m3jit.timetravel import views
 from m3jit.timetravel.debugger import Debugger
 from m3jit.timetravel.differences import difference
 from m3jit.timetravel.engine import check_time
+from m3jit.timetravel.turns import tree
 from m3jit.vm.values import Handle
 
 HELP = """\
@@ -57,6 +58,11 @@ class Commands:
             return self.debugger.find_context(self.chosen)
         return self.debugger.context
 
+    def begin(self) -> Iterator[str]:
+        """What there is to show before the first command."""
+        yield from self._written(0)
+        yield from self._where("")
+
     def run(self, line: str) -> Iterator[str]:
         """Execute one line."""
         line = line.strip() or self._last
@@ -82,7 +88,7 @@ class Commands:
 
     def _written(self, since: int) -> Iterator[str]:
         for item in self.engine.history.outputs(since):
-            yield f"  wrote {item}"
+            yield f"  wrote {item}" if item.form else f"  {item}"
 
     def _step(self, rest: str) -> Iterator[str]:
         return self._moved(lambda: self.engine.step(_count(rest)) and None)
@@ -159,6 +165,7 @@ class Commands:
 
     def _snapshots(self, rest: str) -> Iterator[str]:
         yield from views.snapshot_tree(self.vm, self.engine.contexts)
+        yield from tree(self.engine.history)
 
     def _output(self, rest: str) -> Iterator[str]:
         yield from (str(item) for item in self.engine.history.outputs(0))

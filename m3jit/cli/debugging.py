@@ -67,7 +67,7 @@ def converse(debugger: Any, commands: tuple[str, ...], adapter: bool = False) ->
     interactive = not commands and sys.stdin.isatty()
     if interactive:
         print("`help` lists the commands; `back` goes back.")
-    _show(executor.run("where"))
+    _show(executor.begin())
     for line in iter(commands) if commands else _typed(interactive):
         if not interactive:
             print(f"{PROMPT}{line}")

@@ -123,13 +123,14 @@ class Dialogue:
     def _show(self, pieces: Iterator[str], begun: str, message: bool) -> bool:
         """Write pieces until they end; whether a pause was asked for, and keys can pick a place."""
         last, before, came = begun[-1:] or "\n", len(self.talk.messages), False
-        self._write(begun)
+        if begun:
+            self._say_again()
         with self._stoppable():
             for piece in pieces:
                 last, came = piece, True
                 self._write(piece)
         if (message or begun or came) and (not last.endswith("\n") or not self.terminal):
-            self._write("\n")
+            self._end_line()
         reason = self.talk.finish_reason
         if message and reason == "cancelled" and not came and len(self.talk.messages) == before:
             note("[stopped before the answer began: the message is taken back]")
@@ -149,6 +150,20 @@ class Dialogue:
         return False
 
     @staticmethod
+    def _say_again(self) -> None:
+        """Show the answer so far."""
+        self._write(self.talk.session.text)
+        self._shown(None)
+
+    def _end_line(self) -> None:
+        self._write("\n")
+        self._shown("\n")
+
+    def _shown(self, text: str | None) -> None:
+        """What was shown beside the pieces of an answer is part of a recorded conversation; None: the answer so far."""
+        if (course := getattr(self.talk, "course", None)) is not None:
+            course.show(self.talk, text)
+
     def _write(text: str) -> None:
         sys.stdout.write(_CONTROLS.sub("\ufffd", text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
@@ -269,7 +284,8 @@ class Dialogue:
         if not self.talk.undo_correction():
             note("nothing has been corrected since the last message")
         else:
-            self._write(self.talk.session.text + "\n")
+            self._say_again()
+            self._end_line()
 
     # Other commands.
 

@@ -5,8 +5,34 @@ from typing import Any
 
 import click
 
-from m3jit.cli.options import Size, Whole
+from m3jit.cli.options import Size, UsageError, Whole
 from m3jit.cli.terminal import note
+
+
+def _replay_talk(log: str, moved: tuple[str, ...], quiet: bool, **options: Any) -> int:
+    """Repeat a recorded session: what was said to it on standard error, what it answered on standard output."""
+    from m3jit.api.replayed import TalkReplay
+    from m3jit.cli.dialogue import Dialogue
+    from m3jit.cli.what import LazyModels
+
+    def heard(name: str, arguments: tuple, named: dict[str, Any]) -> None:
+        if name == "say":
+            note(f"> {arguments[0]}")
+        elif name not in ("next", "leave", "show", "close"):
+            given = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in named.items())]
+            note(f"[{name}{': ' if given else ''}{', '.join(given)}]")
+    again = TalkReplay(log, LazyModels().models, **options, moved=moved,
+                       **({} if quiet else {"write": Dialogue._write, "heard": heard}))
+    report = again.run()
+    if report.error is not None and not report.torn:
+        note(f"the session ended with: {report.error}")
+    note(_agrees(log, report))
+    return 0
+
+
+def _agrees(log: str, report: Any) -> str:
+    return (f"{log}: {'agrees as far as it goes; the recording was cut off' if report.torn else 'agrees'}: "
+            f"{report.events} events, {report.outputs} outputs and states compared, {report.instructions} instructions")
 
 
 @click.command(epilog="Standard output gets what the recorded run wrote there.")
@@ -32,8 +58,13 @@ def replay(log: str, program: str | None, moved: tuple[str, ...], quiet: bool, m
     from m3jit.cli.machine import limit_memory
     from m3jit.cli.run import check_files
     from m3jit.timetravel.replay import Replay
+    from m3jit.timetravel.log_file import LogReader
     limit_memory(memory_limit)
     if options["files"] is not None:
+    if "talk" in LogReader(log).head:
+        if program is not None or options.pop("files") is not None:
+            raise UsageError(f"{log}: is a log of a session; it takes no PROGRAM, and wrote no --files")
+        return _replay_talk(log, moved, quiet, **options)
         check_files(options["files"])
     given = what.open_program(what.find(program)) if program is not None else None
     again = Replay(log, what.LazyModels(), options["backend"], options["threads"], given, options["files"],
@@ -44,6 +75,5 @@ def replay(log: str, program: str | None, moved: tuple[str, ...], quiet: bool, m
     report = again.run()
     if report.error is not None and not report.torn:
         note(f"the run ended with: {report.error}")
-    note(f"{log}: {'agrees as far as it goes; the recording was cut off' if report.torn else 'agrees'}: "
-         f"{report.events} events, {report.outputs} outputs and states compared, {report.instructions} instructions")
+    note(_agrees(log, report))
     return 0

@@ -6,7 +6,9 @@ from typing import Any, Callable
 
 from m3jit.errors import UserError
 from m3jit.timetravel.engine import Engine, check_time
-from m3jit.timetravel.history import History, Watcher
+from m3jit.models.grammar import registry
+from m3jit.timetravel.history import History, Watcher, heard
+from m3jit.timetravel.hosting import Host
 from m3jit.timetravel.log_file import MAGIC, LogReader
 from m3jit.timetravel.replay import STOPPED, KnownModels, machine, program_of
 from m3jit.timetravel.steering import SINKS, Steering
@@ -24,8 +26,8 @@ class Version:
 class Debugger:
     """A run, its stops and its marks."""
 
-    def __init__(self, vm: Any, watcher: Watcher):
-        self.vm, self.engine = vm, Engine(vm, watcher)
+    def __init__(self, vm: Any, watcher: Watcher, host: Host | None = None):
+        self.vm, self.engine = vm, Engine(vm, watcher, host)
         self.breakpoints: dict[int, Breakpoint] = {}
         self.watches: dict[int, Watch] = {}
         self.marks: dict[str, Version] = {}
@@ -181,21 +183,23 @@ def open_log(path: str, models: Any, backend: str = "auto", threads: int | None 
     """A debugger of a recorded run.  LogError, UserError: the log is damaged, or of something else."""
     reader = LogReader(path)
     program = program_of(reader.head, path)
-    history = History(reader.events())
+    history = History(map(heard, reader.events()))
     steering = Steering.of(reader.head, path)
     history.steered = steering is not None
     watcher = Watcher(history, live=False)
     end = reader.end
     watcher.end = end["retired"] if end is not None and type(end.get("retired")) is int else 0
-    watcher.ended_by_itself = end is not None and end.get("status") not in STOPPED
+    hosted = "talk" in reader.head
+    watcher.ended_by_itself = end is not None and end.get("status") not in STOPPED and not hosted
     known = KnownModels(models, reader.head["models"], path, moved)
     for reference in reader.head["models"]:
         known.load(reference)
     scratch = tempfile.TemporaryDirectory(prefix="m3jit-debug-")       # for files that the program writes
-    extensions = steering.extensions(known, path, any_version=True) if steering is not None else None
+    matcher = steering.matcher(known, path, any_version=True) if steering is not None else None
+    extensions = registry(matcher) if steering is not None else None
     vm = machine(reader.head, program, known if moved else models, watcher, backend, threads, scratch.name, extensions)
     for name in SINKS if steering is not None else ():
         vm.set_sink(name, lambda item: None)           # what the host made of it is in the log
-    debugger = Debugger(vm, watcher)
+    debugger = Debugger(vm, watcher, Host(vm, matcher, history.events) if hosted else None)
     debugger.scratch = scratch
     return debugger

@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 from m3jit.errors import Divergence, InternalError, M3Error, UserError
 from m3jit.timetravel.history import History, Watcher
+from m3jit.timetravel.hosting import Host
 from m3jit.timetravel.machine_state import MachineState
 from m3jit.vm.context import READY, Context
 from m3jit.vm.stopping import ATTENTION, INTERRUPT, interruptible
@@ -31,10 +32,12 @@ class Paused(Exception):
 class Engine:
     """A machine and its history.  `vm` must be made with `watcher` and stand before its first instruction.
 
+    host: does again what the recorded host did between two instructions (None: it did nothing), as soon as the machine
+    stands there.
     ended: what ended the run, once the machine has come there; None while it can go on."""
 
-    def __init__(self, vm: Any, watcher: Watcher):
-        self.vm, self.watcher = vm, watcher
+    def __init__(self, vm: Any, watcher: Watcher, host: Host | None = None):
+        self.vm, self.watcher, self.host = vm, watcher, host
         self.history: History = watcher.tape
         self.ended: BaseException | str | None = None
         self.distance = FIRST_DISTANCE
@@ -46,6 +49,7 @@ class Engine:
         watcher.on_output = self._after_output
         self._pause_at_output = False
         self._keep(self._kept)
+        self._do_as_host()
 
     # -- where we are -----------------------------------------------------------------------------------------------
     @property
@@ -179,7 +183,8 @@ class Engine:
             target = min(look, vm.horizon) if vm.horizon is not None else look
             try:
                 with vm._entered(), interruptible(vm.stop_word):
-                    vm._loop(lambda: self._pause or self._asked.is_set() or vm.retired >= target)
+                    vm._loop(lambda: self._pause or self._asked.is_set() or vm.retired >= target or
+                             self._host_is_due())
                     if vm.finished:
                         self._end("the program has ended")
             except (Divergence, InternalError):
@@ -191,6 +196,7 @@ class Engine:
                 raise
             finally:
                 vm.horizon = vm.look_at = None
+            self._do_as_host()
             if self.ended is None:
                 self._check_pause()
             if self._pause:
@@ -198,6 +204,19 @@ class Engine:
             if self.ended is None:
                 self._keep_here(until)
         return False
+
+    def _host_is_due(self) -> bool:
+        """Is the next event something that the host did here?"""
+        event = self.history.peek()
+        return event is not None and event.what == "host" and event.retired == self.vm.main.retired
+
+    def _do_as_host(self) -> None:
+        """What the recorded host did, and said, where the machine stands."""
+        while self.host is not None and self.ended is None and (event := self.history.peek()) is not None and \
+                event.what in ("host", "said") and event.retired == self.vm.main.retired:
+            self.history.take()
+            if event.what == "host":
+                self.host.apply(event.value)
 
     def _check_pause(self) -> None:
         if self._asked.is_set():
@@ -240,6 +259,7 @@ class Engine:
             best[2].restore(self.vm)
         self.history.at = best[1]
         self.ended = None
+        self._do_as_host()
 
     def _after_output(self, ctx: Context) -> None:
         if self._pause_at_output:

@@ -1,10 +1,35 @@
 """The events of a run that is looked at: a record that can be wound back and goes on where it ends."""
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import Any, Iterable, NamedTuple
 
+from m3jit.errors import brief
 from m3jit.timetravel.steering import SINKS, TOKENS
 from m3jit.vm.recording import Event, Output, Recorder
+from m3jit.vm.streams import Item
+
+
+class Call(NamedTuple):
+    """What the host was asked for, among the outputs."""
+    text: str
+    form: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def heard(event: Event) -> Event:
+    """An event, for somebody who looks on: calls of the host, and the text that they gave, are what it said."""
+    if event.what == "call":
+        _, name, arguments, named = event.value
+        given = ", ".join([*map(repr, arguments), *(f"{key}={value!r}" for key, value in named.items())])
+        shown = f"{name}({brief(given)})" if name not in ("next", "show") else ""
+        return event._replace(what="said", value=Call(shown))
+    if event.what == "gave":
+        text = event.value[0] if type(event.value) is tuple and event.value else event.value
+        item = Item("TEXT", text.encode("utf-8", "replace")) if type(text) is str and text else None
+        return event._replace(what="said", value=Output.of("OUTPUT", item) if item is not None else Call(""))
+    return event
 
 
 class History:
@@ -36,10 +61,10 @@ class History:
         self.events.append(event)
         self.take()
 
-    def outputs(self, since: int) -> list[Output]:
-        """What was written between an earlier place and this one."""
-        return [e.value for e in self.events[since:self.at] if e.what == "said" or e.what == "output" and not
-                (self.steered and e.value.sink in SINKS)]
+    def outputs(self, since: int) -> list[Output | Call]:
+        """What was written between an earlier place and this one, and what the host was asked for."""
+        return [e.value for e in self.events[since:self.at] if e.what == "said" and str(e.value) or
+                e.what == "output" and not (self.steered and e.value.sink in SINKS)]
 
 
 class Watcher(Recorder):

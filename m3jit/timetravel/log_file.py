@@ -24,13 +24,14 @@ from typing import Any, BinaryIO, Iterator
 import xxhash
 
 from m3jit.errors import Interrupted, UserError
+from m3jit.timetravel import hosting
 from m3jit.timetravel.wire import Reader, WireError, put, put_bytes, put_int, put_varint
 from m3jit.vm.recording import Event, Output, Raised
 
 MAGIC, FORMAT = b"M3JITLOG", 1
 HEAD, EVENTS, END = 1, 2, 3
 KINDS = ("", "clock", "time", "sense", "interrupt", "output", "failed", "block", "wake", "digest", "wfi", "lock",
-         "said")
+         "said", "host", "call", "gave")
 CHUNK = 1 << 15                    # bytes of events that are written at once
 PERIOD = 0.05                      # seconds an event waits for others
 PIECE = 1 << 20                    # bytes that are checked at once
@@ -147,9 +148,14 @@ def _fits(what: str, value: Any) -> bool:
         return type(value) is int and -2 ** 63 <= value < 2 ** 63
     if what == "sense":
         return type(value) is tuple and len(value) == 2 and type(value[1]) is int
+    if what == "host":
+        return hosting.fits(value)
+    if what == "call":
+        return type(value) is tuple and len(value) == 4 and tuple(map(type, value)) == (int, str, tuple, dict)
     if what == "wake":
         return type(value) is tuple and len(value) == 3 and all(type(n) is int for n in value)
-    kind = {"output": Output, "said": Output, "failed": Raised, "block": str, "digest": str, "interrupt": bool}.get(what, object)
+    kind = {"output": Output, "said": Output, "failed": Raised, "block": str, "digest": str,
+            "interrupt": bool}.get(what, object)
     return isinstance(value, kind)
 
 

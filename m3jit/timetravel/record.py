@@ -24,11 +24,13 @@ class Recording:
     """A run into a file.  The machine is made with `recorder`; `begin` before its run, `end` after it.
 
     every: outputs between two digests of the state (None: one a second or less).  steering: what the host adds to the
-    program (m3jit.timetravel.steering); finish: called when the program has come to its end, before the log does."""
+    program (m3jit.timetravel.steering); more: what else the log's head says; finish: called when the program has come
+    to its end, before the log does."""
 
     def __init__(self, path: str, every: int | None = None):
         self.path, self.every = path, every
         self.steering: Steering | None = None
+        self.more: dict[str, Any] = {}
         self.finish: Callable[[], None] = lambda: None
         self.recorder = Recorder(record=self)
         self.recorder.wants_digest, self.recorder.digest = self._wants_digest, self._digest
@@ -38,7 +40,7 @@ class Recording:
     def begin(self, vm: Any, command: str = "") -> None:
         """Write what is run: the machine as it stands, before its first instruction."""
         self.vm = vm
-        head = head_of(vm, command)
+        head = head_of(vm, command) | self.more
         self.writer = LogWriter(self.path, head | ({"steering": self.steering.kept()} if self.steering else {}))
         self._next = time.monotonic() + DIGEST_SECONDS
 

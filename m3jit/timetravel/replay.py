@@ -57,6 +57,24 @@ def program_of(head: dict[str, Any], path: str) -> Program:
     return Program.from_bytes(raw, head["name"])
 
 
+def check_version(head: dict[str, Any], path: str, any_version: bool) -> None:
+    """UserError: a log of another version of m3jit, and that was not asked for."""
+    if head.get("m3jit") != m3jit.__version__ and not any_version:
+        raise UserError(f"{path}: was recorded by m3jit {head.get('m3jit')}, this is {m3jit.__version__}; results of "
+                        f"another version may differ. --any-version tries it, and says where they do")
+
+
+def events_of(reader: LogReader, recorder: Recorder) -> Iterator[Event]:
+    """The events of a log; the recorder learns behind the last one how the recorded run ended."""
+    yield from reader.events()
+    end = reader.end
+    if end is None:
+        recorder.end = 0                               # cut off: nothing is known behind the last event
+    else:
+        recorder.end = end.get("retired") if type(end.get("retired")) is int else 0
+        recorder.ended_by_itself = end.get("status") not in STOPPED
+
+
 class KnownModels:
     """A provider whose models must be those of a log.
 
@@ -97,24 +115,25 @@ class Replay:
     """A recorded run, ready to be repeated.
 
     program: must be the recorded one (None: the copy in the log).  files: where files of the program go (None: nowhere).
-    any_version: also logs of other versions of m3jit, and of the library of grammars.  finish: called when the program has
-    come to its end, as `Recording.finish`.  LogError, UserError: the log is damaged, or of something else."""
+    any_version: also logs of other versions of m3jit, and of the library of grammars.  finish: called when the program
+    has come to its end, as `Recording.finish`.  LogError, UserError: the log is damaged, or of something else."""
 
     def __init__(self, path: str, models: Any, backend: str = "auto", threads: int | None = None,
                  program: Program | None = None, files: str | None = None, any_version: bool = False,
                  moved: tuple[str, ...] = (), echo: bool = True):
         self.path, self.reader = path, LogReader(path)
         self.head = head = self.reader.head
-        if head.get("m3jit") != m3jit.__version__ and not any_version:
-            raise UserError(f"{path}: was recorded by m3jit {head.get('m3jit')}, this is {m3jit.__version__}; results of "
-                            f"another version may differ. --any-version tries it, and says where they do")
+        check_version(head, path, any_version)
+        if "talk" in head:
+            raise UserError(f"{path}: is a log of a session, not of a program; m3jit.api.replayed.TalkReplay repeats "
+                            f"it")
         recorded = program_of(head, path)
         if program is not None and program_hash(program.to_bytes()) != head["hash"]:
             raise UserError(f"{path}: is a log of another program than {program.name} ({head['name']}, hash "
                             f"{head['hash']}; this one has {program_hash(program.to_bytes())}). Without a program, replay "
                             f"runs the copy in the log")
         self.recorder = Recorder(replay=(), echo=echo)
-        self.recorder.tape = Tape(self._events())
+        self.recorder.tape = Tape(events_of(self.reader, self.recorder))
         self.recorder.digest = digest
         self._scratch = tempfile.TemporaryDirectory(prefix="m3jit-replay-") if files is None else None
         known = KnownModels(models, head["models"], path, moved)
@@ -126,17 +145,8 @@ class Replay:
         self.steering = Steering.of(head, path)
         self.extensions = self.steering.extensions(known, path, any_version) if self.steering is not None else None
         self.finish: Callable[[], None] = lambda: None
-        self.vm = machine(head, program or recorded, known, self.recorder, backend, threads, files or self._scratch.name,
-                          self.extensions)
-
-    def _events(self) -> Iterator[Event]:
-        yield from self.reader.events()
-        end = self.reader.end
-        if end is None:
-            self.recorder.end = 0                      # cut off: nothing is known behind the last event
-        else:
-            self.recorder.end = end.get("retired") if type(end.get("retired")) is int else 0
-            self.recorder.ended_by_itself = end.get("status") not in STOPPED
+        self.vm = machine(head, program or recorded, known, self.recorder, backend, threads,
+                          files or self._scratch.name, self.extensions)
 
     def run(self) -> Report:
         """Repeat it.  Divergence: it did something else than the log says, where and what."""

@@ -50,27 +50,33 @@ class Steering:
         except TypeError:
             good = False
         if not good:
-            raise LogError(f"{path}: does not say how its text was steered; another program made the file, or it is damaged")
+            raise LogError(f"{path}: does not say how its text was steered; another program made the file, or it is "
+                           f"damaged")
         return found
 
     def kept(self) -> dict[str, Any]:
         """As a log's head has it."""
         return asdict(self)
 
-    def matcher(self, models: Any, path: str, any_version: bool = False) -> Any:
-        """The grammar at its start, None without one.  models: the provider.
-
-        UnsupportedError: the library is not there; UserError: it has another version than it had."""
+    def check_library(self, path: str, any_version: bool = False) -> None:
+        """UnsupportedError: there is a grammar, and its library is not there; UserError: it has another version than it
+        had."""
         if not self.grammar[0]:
-            return None
+            return
         try:
             here = library_version()
         except UnsupportedError as error:
             raise UnsupportedError(f"{path}: was written under a grammar: {error}") from None
         if here != self.library and not any_version:
-            raise UserError(f"{path}: was written under a grammar of {LIBRARY} {self.library}, {here} is installed; another "
-                            f"version may allow other tokens. Install it (pip install {LIBRARY}=={self.library}), or try "
-                            f"--any-version, which says where the texts part")
+            raise UserError(f"{path}: was written under a grammar of {LIBRARY} {self.library}, {here} is installed; "
+                            f"another version may allow other tokens. Install it (pip install "
+                            f"{LIBRARY}=={self.library}), or try --any-version, which says where the texts part")
+
+    def matcher(self, models: Any, path: str, any_version: bool = False) -> Any:
+        """The grammar at its start, None without one.  models: the provider.  Raises as `check_library`."""
+        self.check_library(path, any_version)
+        if not self.grammar[0]:
+            return None
         from m3jit.models.grammar import Grammar, TokenGrammars
         model = models.load(self.model)
         rows = int(model.tensor("token_embd.weight").shape[0])

@@ -9,6 +9,8 @@ An event belongs to a context and the number of instructions that context had co
     clock time sense interrupt ..   what an instruction saw (`value`; `Raised`: it failed)
     output                          what STREAM handed to a sink (`Output`)
     said                            what the host made of the items before, and wrote (`Output`)
+    host                            what the host did to the machine here (m3jit.timetravel.hosting)
+    call gave                       what the host was asked for, and what came of it (m3jit.api.recorded)
     failed                          a sink refused an item (`Raised`)
     block                           the context began to wait for the outside (what it waits for)
     wake                            the wait ended: (instructions of all contexts by then, how many others were begun and
@@ -199,13 +201,32 @@ class Recorder:
 
     def _look_up(self) -> None:
         following = self.tape.peek()
-        if following is None or following.what == "wake":
+        if following is None or following.what in ("wake", "host"):
             self.vm.pausing = True
             self.vm.stop_word.set(ATTENTION)
 
     def _note(self, ctx: Context, what: str, value: Any) -> None:
         if self.log is not None:
             self.log.append(Event(ctx.id, ctx.retired, what, value))
+
+    def host(self, value: tuple) -> None:
+        """What the host does to the machine between two instructions: in a replay the same as in the recorded run."""
+        if self.idle:
+            return
+        ctx = self.vm.main
+        if not self.replaying:
+            self._note(ctx, "host", value)
+            return
+        event = self._expected(ctx, "host")
+        if event.value != value:
+            raise self._diverged(ctx, f"is put by its host to {brief(repr(value))}; the log has "
+                                      f"{brief(repr(event.value))}")
+        self._taken(ctx)
+        self.verified += 1
+
+    def note(self, what: str, value: Any) -> None:
+        """Log something else of the host, at the place of the main context."""
+        self._note(self.vm.main, what, value)
 
     # -- waits ------------------------------------------------------------------------------------------------------
     def stumbled(self, ctx: Context) -> None:

@@ -1,0 +1,341 @@
+"""Sessions and conversations whose whole course is recorded: messages, corrections, tokens, and where it was stopped.
+
+    with m3jit.RecordedConversation("talk.log", "smollm2") as talk:
+        for text in talk.say("Name three rivers."): ...
+        talk.correct("the Loire", to_text="the Thames")
+        for text in talk.resume(): ...
+
+`m3jit replay talk.log` (m3jit.api.replayed) asks a new conversation for the same and compares all that comes of it;
+`m3jit debug talk.log` goes through the machine's run.  In the log are, in order: calls of public methods ("call", and
+"gave" with what came of each); what the host does to the machine ("host", m3jit.timetravel.hosting); and what the
+machine itself sees and writes (m3jit.vm.recording), the place among them where `stop` took effect.
+
+A session and its forks share one machine and one log.  Where another thread calls `stop` is part of the log; all other
+methods are for one thread at a time.
+"""
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import numpy as np
+
+from m3jit.api.checkpoints import EverySentence, EveryToken, EveryTokens
+from m3jit.api.conversation import Conversation
+from m3jit.api.generated import GeneratedText, Piece
+from m3jit.api.generation import LanguageModel, Prompt, load_model
+from m3jit.api.session import Session
+from m3jit.api.session_machine import SessionMachine
+from m3jit.api.session_state import SessionState
+from m3jit.errors import UserError
+from m3jit.timetravel.record import Recording
+from m3jit.timetravel.steering import Steering
+from m3jit.vm.recording import Raised
+
+POLICIES = {kind.__name__: kind for kind in (EveryToken, EveryTokens, EverySentence)}
+NEXT, LEAVE, SHOW = "next", "leave", "show"            # calls that are no methods: of texts, and of what a host shows
+
+
+class Course:
+    """One machine, the sessions that share it, and how their calls are noted (here not at all).
+
+    holder: the session whose text the machine is at; looping: the session that a loop goes over."""
+
+    def __init__(self, recorder: Any):
+        self.recorder = recorder
+        self.machine: SessionMachine | None = None
+        self.objects: list[Any] = []                   # sessions and conversations, by their numbers
+        self.states: list[SessionState] = []           # what `snapshot` gave
+        self.holder: Any = None
+        self.looping: Any = None
+        self.open = 0                                  # sessions that have not been closed
+        self.ended = False
+
+    def call(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
+        """Call a method; what it gave."""
+        return do()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Nothing more comes."""
+        self.ended = True
+
+    def add(self, made: Any) -> None:
+        """Another session or conversation of this course."""
+        self.objects.append(made)
+
+    def kept(self, value: Any) -> Any:
+        """What came of a call, as a log has it."""
+        if value is None or isinstance(value, (bool, int, str, Raised)):
+            return value
+        if isinstance(value, Piece):
+            return value.text, value.tokens, value.finish_reason
+        if isinstance(value, SessionState):
+            self.states.append(value)
+            return {"state": len(self.states) - 1}
+        return {"object": next(i for i, other in enumerate(self.objects) if other is value)}
+
+    def take_over(self, session: Any) -> None:
+        """The machine is to be this session's."""
+        held, self.holder = self.holder, session
+        if held not in (None, session) and held._now.generated is not None:
+            held._now = held._settled()
+
+
+class Journal(Course):
+    """A course into a log."""
+
+    def __init__(self, path: str | Path, shown: bool = False):
+        self.recording = Recording(str(path))
+        super().__init__(self.recording.recorder)
+        self._shown, self._texts = shown, 0
+        self._inside: int | None = None                # the thread that is in a call, whose own calls are not noted
+
+    def begin(self, session: "RecordedSession", talk: dict[str, Any]) -> None:
+        """Write the log's head.  talk: what makes it a conversation; {}: a session."""
+        s, model = session.settings, session.model
+        policy = session.checkpoints
+        if policy is not None and type(policy).__name__ not in POLICIES:
+            raise UserError(f"checkpoints: a log knows {', '.join(POLICIES)}, not {type(policy).__name__}")
+        values = {name: value for name, value in vars(s).items() if name != "grammar"}
+        self.recording.steering = Steering.made(model.reference, s)
+        self.recording.more = {"talk": {
+            "reference": model.reference, "limit": model.limit, "settings": values, "shown": self._shown,
+            "policy": (type(policy).__name__, asdict(policy)) if policy is not None else None, "conversation": talk}}
+        self.recording.begin(session.machine, " ".join(map(str, sys.argv)) if self._shown else "")
+
+    def end(self, error: BaseException | None = None) -> None:
+        if not self.ended:
+            self.ended = True
+            self.recording.end(error)
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Calls inside are not noted."""
+        before, self._inside = self._inside, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._inside = before
+
+    def call(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
+        if self.ended or self._inside is not None:
+            return do()
+        number = next(i for i, other in enumerate(self.objects) if other is target)
+        kept = self._given(arguments), {key: self._given(value) for key, value in named.items()}
+        self.recorder.note("call", (number, name, *kept))
+        try:
+            with self.quiet():
+                found = do()
+        except UserError as error:
+            self._gave(Raised(type(error).__name__, str(error)))
+            raise
+        except BaseException as error:                 # who knows how far it came
+            self.end(error)
+            raise
+        if isinstance(found, Iterator):
+            self._texts += 1
+            self._gave({"text": self._texts - 1})
+            return self._pieces(self._texts - 1, found)
+        self._gave(self.kept(found))
+        if not self.open:
+            self.end()
+        return found
+
+    def _gave(self, value: Any) -> None:
+        if not self.ended:                             # a machine that failed has ended it
+            self.recorder.note("gave", value)
+
+    def _pieces(self, number: int, text: Iterator[Any]) -> Iterator[Any]:
+        """A text whose pieces are noted as they are asked for."""
+        over = False
+        try:
+            while True:
+                piece = self.call(self.objects[0], NEXT, (number,), {}, lambda: next(text, None))
+                if piece is None:
+                    over = True
+                    return
+                yield piece
+        except UserError:
+            over = True
+            raise
+        finally:
+            if not over:
+                self.call(self.objects[0], LEAVE, (number,), {}, text.close)          # type: ignore[attr-defined]
+
+    def show(self, conversation: Any, text: str | None) -> None:
+        """The host wrote this text beside the pieces; None: the answer so far."""
+        self.call(conversation, SHOW, (text,), {}, lambda: None)
+
+    def _given(self, value: Any) -> Any:
+        """An argument, as a log has it.  UserError: a snapshot that is not of this course."""
+        if isinstance(value, SessionState):
+            for number, state in enumerate(self.states):
+                if state is value:
+                    return {"state": number}
+            raise UserError("restore: a recorded session takes snapshots of its own and of its forks; the log would "
+                            "not have another one")
+        if isinstance(value, Mapping):
+            return {str(key): self._given(item) for key, item in value.items()}
+        if isinstance(value, np.ndarray):
+            return value.tolist()
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            return tuple(map(self._given, value))
+        return value
+
+
+def _noted(name: str) -> Callable:
+    """A method of the class that this one is made of, through the course."""
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self.course.call(self, name, arguments, named,
+                                lambda: getattr(super(type(self)._here, self), name)(*arguments, **named))
+    method.__name__ = name
+    return method
+
+
+class RecordedSession(Session):
+    """A `Session` that is recorded: its log, then the arguments of `Session`.
+
+    A machine that fails ends the log, and the session cannot go on; nor does it load what was saved.  The prefix index
+    of its model is left alone.  UserError: the log cannot be written, a policy of one's own."""
+    course: Course
+    append, rollback, inject, become, undo, snapshot, restore, generate = map(
+        _noted, ("append", "rollback", "inject", "become", "undo", "snapshot", "restore", "generate"))
+
+    def __init__(self, log: str | Path | Course, model: LanguageModel | str = "default", prompt: Prompt | None = None,
+                 *, _part: bool = False, **given: Any):
+        self.course = log if isinstance(log, Course) else Journal(log)
+        language = copy.copy(model if isinstance(model, LanguageModel) else load_model(model))
+        language.prefixes = None                       # states of other texts are not in the log
+        super().__init__(language, None, **given)
+        self.course.add(self)
+        self.course.open += 1
+        if isinstance(self.course, Journal) and not _part:
+            self.course.begin(self, {})
+        if prompt is not None:
+            self.append(prompt)
+
+    def _start(self) -> None:
+        course = self.course
+        if course.machine is None:
+            vm = self.model.machine(self._program, self.settings, self.context, self._matcher, backend=self._backend,
+                                    threads=self._threads, record=course.recorder)
+
+            def logprobs(item: Any) -> None:
+                made: GeneratedText | None = course.holder._now.generated
+                if made is not None:
+                    made.take_logprobs(item)
+            vm.set_sink("LOGPROBS", logprobs)
+            self._machine = course.machine = SessionMachine(vm)
+        elif not course.ended:                         # its machine has failed
+            course.end(sys.exc_info()[1])
+        else:
+            raise UserError("the recording of this session has ended with its machine; make another session")
+
+    def _begin(self, max_tokens: int | None) -> GeneratedText | None:
+        self.course.take_over(self)
+        return super()._begin(max_tokens)
+
+    def _generate(self, max_tokens: int | None) -> Iterator[Piece]:
+        before = self.course.looping
+        if before not in (None, self):
+            raise UserError("generate: a recorded session and its forks share one machine, and a loop goes over the "
+                            "text of another one: leave it first")
+        self.course.looping = self
+        try:
+            yield from super()._generate(max_tokens)
+        finally:
+            self.course.looping = before
+
+    def fork(self) -> "RecordedSession":
+        """As `Session.fork`; the fork is part of the log, and shares the machine."""
+        return self.course.call(self, "fork", (), {}, self._fork)
+
+    def _fork(self) -> "RecordedSession":
+        with self._exclusive():
+            other = type(self).__new__(type(self))
+            other.__dict__.update(self.__dict__)       # its lock too: one of them at a time
+            now = self._settled(share=False)
+            other._now = replace(now.at(now.state, now.history), correcting=now.correcting, evaluated=0)
+            self.course.add(other)
+            self.course.open += 1
+            return other
+
+    def close(self) -> None:
+        """End it; with the last one of a log, the machine and the log."""
+        if not self._closed:
+            self.course.call(self, "close", (), {}, self._close)
+
+    def _close(self) -> None:
+        with self._exclusive():
+            self._now = self._settled()
+            self._closed = True
+        self.course.open -= 1
+        if not self.course.open:
+            self._machine.close()
+
+    def load(self, *_: Any, **__: Any) -> Any:
+        """UserError: states on a disk are not in the log."""
+        raise UserError("load: a recorded session begins with nothing, since its log has no states of others")
+
+    _load = load
+
+
+RecordedSession._here = RecordedSession                # type: ignore[attr-defined]
+
+
+class RecordedConversation(Conversation):
+    """A `Conversation` that is recorded: its log, then the arguments of `Conversation`.  As `RecordedSession`.
+
+    shown: the log also has what a command showed beside the pieces (`Journal.show`)."""
+    course: Course
+    say, resume, correct, undo_correction, undo, reset = map(
+        _noted, ("say", "resume", "correct", "undo_correction", "undo", "reset"))
+
+    def __init__(self, log: str | Path | Course, model: LanguageModel | str = "default", system: str | None = None, *,
+                 shown: bool = False, **given: Any):
+        self.course = log if isinstance(log, Course) else Journal(log, shown)
+        self._sessions = functools.partial(RecordedSession, self.course, _part=True)
+        quiet = self.course.quiet() if isinstance(self.course, Journal) else contextlib.nullcontext()
+        with quiet:
+            super().__init__(model, system, **given)
+        self.course.add(self)
+        if isinstance(self.course, Journal):
+            self.course.begin(self.session, {                                        # type: ignore[arg-type]
+                "system": system, "now": self._now.isoformat(), "template": self.template.source})
+
+    @property
+    def system(self) -> str | None:
+        return self._system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self.course.call(self, "system", (text,), {}, lambda: Conversation.system.fset(self, text))       # type: ignore
+
+    def fork(self) -> "RecordedConversation":
+        """As `Conversation.fork`; the fork is part of the log, and shares the machine."""
+        return self.course.call(self, "fork", (), {}, self._fork)
+
+    def _fork(self) -> "RecordedConversation":
+        other = super().fork()
+        self.course.add(other)
+        return other                                   # type: ignore[return-value]
+
+    def load(self, *_: Any, **__: Any) -> None:
+        """UserError: states on a disk are not in the log."""
+        self.session.load()
+
+    def __enter__(self) -> "RecordedConversation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+RecordedConversation._here = RecordedConversation      # type: ignore[attr-defined]
