@@ -76,7 +76,13 @@ def pack_machine(vm: Any, packing: Any, standing: Standing, stored: set[int]) ->
             packing.region(SHARED, shared) if shared.count else None, inputs.pack_rings(vm, packing),
             inputs.pack_inputs(vm, packing), _pack_locks(vm), _pack_trap(vm),
             [_peek(vm, "_ids"), _peek(vm.machine, "_handles"), _peek(vm.snapshots, "_ids")],
-            [s.id if s.id in stored else 0 for s in vm.snapshots.recent]]
+            [s.id if s is not None and s.id in stored else 0 for s in _window(vm)]]
+
+
+def _window(vm: Any) -> list[Snapshot | None]:
+    """The snapshots of the window, oldest first, and None where one was that a restored machine did not get."""
+    ring, at = vm.snapshots._ring, vm.snapshots._at
+    return ring[at:] + ring[:at]
 
 
 def _pack_context(packing: Any, standing: Standing, ctx: Context) -> Any:

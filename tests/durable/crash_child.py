@@ -1,5 +1,6 @@
-"""Kills processes in the middle of checkpointing: python -m tests.durable.crash_child FOLDER KILLS SEED
+"""Kills processes in the middle of checkpointing: python -m tests.durable.crash_child FOLDER KILLS SEED [one | team]
 
+The machine has one context with every kind of state, or several ("team") that meet in a ring, at a lock and in SHARED.
 For each kill a child is forked that opens the store, restores the last version, and goes on committing versions of a
 running machine, compacting now and then, until it is killed with SIGKILL at a random moment.  Then the store is opened:
 the last version must be the last acknowledged one, or the one after it, be whole, and have the digest that an
@@ -17,17 +18,31 @@ import time
 from typing import Any
 
 from m3jit.durable import Store
-from tests.durable.programs import every_kind, state
+from tests.durable.programs import every_kind, state, team, whole_state
 
 STRIDE = 9                         # instructions between two commits
 ROUNDS = 10 ** 6
 
 
-def commit_until_killed(folder: str, acknowledge: int) -> None:
+MACHINES = {"one": (lambda: every_kind(rounds=ROUNDS, rows=1), state), "team": (lambda: team(ROUNDS), whole_state)}
+
+
+def begin(kind: str) -> Any:
+    """A machine at its beginning."""
+    vm = MACHINES[kind][0]()
+    vm.push_input("words")
+    return vm
+
+
+def commit_until_killed(folder: str, acknowledge: int, kind: str) -> None:
     """The child."""
     with Store.open(folder) as store:
-        vm = every_kind(rounds=ROUNDS, rows=1)
-        steps = store.restore(vm, "vm").notes[0] if "vm" in store.names() else 0
+        steps = 0
+        if "vm" in store.names():
+            vm = MACHINES[kind][0]()
+            steps = store.restore(vm, "vm").notes[0]
+        else:
+            vm = begin(kind)
         while True:
             vm.step(STRIDE)
             steps += STRIDE
@@ -37,14 +52,14 @@ def commit_until_killed(folder: str, acknowledge: int) -> None:
                 store.compact()
 
 
-def kill_one(folder: str, rng: random.Random) -> int:
+def kill_one(folder: str, rng: random.Random, kind: str) -> int:
     """The steps a child acknowledged last before it was killed."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.close(readable)
-            commit_until_killed(folder, writable)
+            commit_until_killed(folder, writable, kind)
         finally:
             os._exit(1)
     os.close(writable)
@@ -61,29 +76,30 @@ def kill_one(folder: str, rng: random.Random) -> int:
     return struct.unpack("<q", raw[-8:])[0]
 
 
-def check(folder: str, acknowledged: int, straight: Any, done: int) -> int:
+def check(folder: str, acknowledged: int, straight: Any, done: int, kind: str) -> int:
     """The steps of the last version; AssertionError unless it is as it must be."""
     with Store.open(folder) as store:
         assert store.verify() == [], store.verify()
-        vm = every_kind(rounds=ROUNDS, rows=1)
+        make, seen = MACHINES[kind]
+        vm = make()
         steps = store.restore(vm, "vm").notes[0]
         assert steps in (acknowledged, acknowledged + STRIDE), (steps, acknowledged)
         straight.step(steps - done)
-        assert state(vm) == state(straight), steps
+        assert seen(vm) == seen(straight), steps
     return steps
 
 
-def main(folder: str, kills: int, seed: int) -> None:
+def main(folder: str, kills: int, seed: int, kind: str = "one") -> None:
     rng = random.Random(seed)
-    straight = every_kind(rounds=ROUNDS, rows=1)
+    straight = begin(kind)
     done = unacknowledged = 0
     for _ in range(kills):
-        acknowledged = kill_one(folder, rng)
-        done = check(folder, acknowledged, straight, done)
+        acknowledged = kill_one(folder, rng, kind)
+        done = check(folder, acknowledged, straight, done, kind)
         unacknowledged += done != acknowledged
     print(f"{kills} kills, {done // STRIDE} commits; {unacknowledged} times the version after the acknowledged one was "
           f"there")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -12,17 +12,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def killed(folder: Path, kills: int, seed: int) -> Any:
-    done = subprocess.run([sys.executable, "-m", "tests.durable.crash_child", folder, str(kills), str(seed)], cwd=ROOT,
-                          capture_output=True, text=True, timeout=60 + 5 * kills)
+def killed(folder: Path, kills: int, seed: int, kind: str) -> Any:
+    done = subprocess.run([sys.executable, "-m", "tests.durable.crash_child", folder, str(kills), str(seed), kind],
+                          cwd=ROOT, capture_output=True, text=True, timeout=60 + 5 * kills)
     assert done.returncode == 0, done.stderr
     assert re.match(rf"{kills} kills, \d+ commits", done.stdout)
 
 
-def test_kill_9(tmp_path):
-    killed(tmp_path / "store", 25, 1)
+@pytest.mark.parametrize("kind, kills", [("one", 20), ("team", 12)])
+def test_kill_9(tmp_path, kind, kills):
+    killed(tmp_path / "store", kills, 1, kind)
 
 
 @pytest.mark.slow
-def test_kill_9_many_times(tmp_path):
-    killed(tmp_path / "store", 250, 2)
+@pytest.mark.parametrize("kind", ["one", "team"])
+def test_kill_9_many_times(tmp_path, kind):
+    killed(tmp_path / "store", 250, 2, kind)

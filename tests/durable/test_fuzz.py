@@ -14,11 +14,13 @@ from m3jit.durable import Store, StoreError
 from m3jit.durable import blocks as block_files
 from m3jit.durable.blocks import LIST, TABLE_CHUNK
 from m3jit.durable.log import Log
-from m3jit.durable.tree import HASH, Ref, TreeError, pack, unpack
-from tests.durable.programs import every_kind, state
+from m3jit.durable.tree import HASH, TREE, Ref, TreeError, pack, unpack
+from m3jit.errors import M3Error
+from tests.durable.programs import every_kind, state, team, whole_state
 from tests.durable.simulated_disk import SimulatedDisk
 
 FOLDER = Path("/disk/store")
+INNER = "a tree"                   # stands before a tree that has blocks of its own
 quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 thorough = settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -64,6 +66,34 @@ def saved() -> tuple[SimulatedDisk, Any, str]:
     return disk, tree, state(vm)
 
 
+@pytest.fixture(scope="module")
+def saved_team() -> tuple[SimulatedDisk, Any, Any]:
+    """(a disk with a store, the tree of a machine with several contexts, its inner trees in place, the state)."""
+    disk = SimulatedDisk()
+    vm = team()
+    vm.audio_input("AUDIO_PCM", 1000, 1.0).push([0.5] * 1500)
+    vm.step(131)
+    vm.push_input("more")
+    with Store.open(FOLDER, files=disk) as store:
+        tree = opened(store, store.read(store.commit(vm, "vm", ["notes"])))
+    return disk, tree, whole_state(vm)
+
+
+def opened(store: Store, tree: Any) -> Any:
+    """A tree with its inner trees in place."""
+    if isinstance(tree, Ref) and tree.item == TREE:
+        return [INNER, opened(store, unpack(store.bytes_of(Ref(tree.hash, tree.length), 1 << 20)))]
+    return [opened(store, t) for t in tree] if isinstance(tree, list) else tree
+
+
+def closed(writer: Any, tree: Any) -> Any:
+    """The opposite."""
+    if isinstance(tree, list):
+        tree = [closed(writer, t) for t in tree]
+        return writer.tree(tree[1]) if tree[:1] == [INNER] and len(tree) == 2 else tree
+    return tree
+
+
 def places(tree: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
     """Every node of a tree, by its indices."""
     out = [path]
@@ -101,24 +131,28 @@ def mutant(tree: Any, rng: random.Random, other: Any) -> Any:
     return tree
 
 
-def restore_mutant(saved: Any, rng: random.Random, other: Any) -> bool:
+def restore_mutant(saved: Any, rng: random.Random, other: Any, make: Any = every_kind, seen: Any = state) -> bool:
     disk, tree, digest = saved
     copy = disk.after_crash(0)
-    vm = every_kind()
+    vm = make()
     vm.xp.limit_bytes = 1 << 24
-    before = state(vm)
+    before = seen(vm)
     with Store.open(FOLDER, files=copy) as store:
         try:
-            store.put("vm", lambda writer: mutant(tree, rng, other))
+            store.put("vm", lambda writer: closed(writer, mutant(tree, rng, other)))
         except (ValueError, StoreError):
             return False                               # no tree, or too deep
         store.verify()
         try:
             store.restore(vm, "vm")
-        except StoreError:
-            assert state(vm) == before
+        except StoreError as e:
+            assert seen(vm) == before and "/disk/store" in str(e)
             return False
-        state(vm)
+        seen(vm)
+        try:
+            vm.step(20)                                # it may be another machine, and is one
+        except M3Error:
+            pass
         return True
 
 
@@ -133,6 +167,41 @@ def test_changed_versions_are_restored_or_refused(saved, seed, other):
 @given(st.integers(0, 2 ** 32), plain)
 def test_changed_versions_are_restored_or_refused_many(saved, seed, other):
     restore_mutant(saved, random.Random(seed), other)
+
+
+@quick
+@given(st.integers(0, 2 ** 32), plain)
+def test_changed_machines_are_restored_or_refused(saved_team, seed, other):
+    restore_mutant(saved_team, random.Random(seed), other, team, whole_state)
+
+
+@pytest.mark.slow
+@thorough
+@given(st.integers(0, 2 ** 32), plain)
+def test_changed_machines_are_restored_or_refused_many(saved_team, seed, other):
+    restore_mutant(saved_team, random.Random(seed), other, team, whole_state)
+
+
+@pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.slow)])
+def test_each_field_of_a_machine_is_checked(saved_team, every):
+    """One after the other is replaced by what it cannot be; what is refused changes nothing."""
+    disk, tree, _ = saved_team
+    assert len(tree[10]) == 9
+    refused = 0
+    for path in places(tree[10], (10,))[::every]:
+        if isinstance(at(tree, path), list) or at(tree, path) == INNER:
+            continue
+        for new in ([INNER, None], -5, "no"):
+            copy, vm = disk.after_crash(0), team()
+            before = whole_state(vm)
+            with Store.open(FOLDER, files=copy) as store:
+                store.put("vm", lambda writer: closed(writer, changed(tree, path, new)))
+                try:
+                    store.restore(vm, "vm")
+                except StoreError as e:
+                    refused += 1
+                    assert "'vm' version 2: cannot be restored: " in str(e) and whole_state(vm) == before
+    assert refused > 300 // every
 
 
 def test_a_change_that_makes_sense_is_restored_and_others_are_refused(saved):
@@ -170,9 +239,10 @@ def test_logs_with_strange_records(tree):
             assert "/disk/store" in str(e)
 
 
-def test_a_bit_in_any_file_of_a_version(saved):
-    """Whatever bit of the disk is turned, what is restored is what was saved."""
-    disk, _, digest = saved
+@pytest.mark.parametrize("which, make, seen", [("saved", every_kind, state), ("saved_team", team, whole_state)])
+def test_a_bit_in_any_file_of_a_version(which, make, seen, request):
+    """Whatever bit of the disk is turned, and wherever a segment is cut, what is restored is what was saved."""
+    disk, _, digest = request.getfixturevalue(which)
     rng = random.Random(1)
     outcomes = {True: 0, False: 0}
     for _ in range(60):
@@ -180,13 +250,16 @@ def test_a_bit_in_any_file_of_a_version(saved):
         path = rng.choice([p for p in sorted(copy.names_now) if p.name != "lock"])
         inode = copy.names_now[path]
         raw = bytearray(inode.data)
-        raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        if rng.random() < 0.2 and path.name != "log":
+            del raw[rng.randrange(len(raw)):]
+        else:
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
         inode.states = [bytes(raw)]
-        vm = every_kind()
+        vm = make()
         try:
             with Store.open(FOLDER, files=copy) as store:
                 store.restore(vm, "vm")
-            assert state(vm) == digest
+            assert seen(vm) == digest
             outcomes[True] += 1
         except StoreError as e:
             assert str(path) in str(e) or "names in it: none" in str(e)

@@ -257,7 +257,8 @@ def test_the_log_is_appended_to_and_not_rolled_back(tmp_path):
 
 def test_a_child_persists_the_whole_machine(tmp_path):
     """What any context persists is where all of them go on."""
-    source = "FORK rC, child, RED\nADD rN, rN, 1\nSTREAM rN\nHALT\nchild: ADD rN, rN, 10\nFORK rS PERSIST\nSTREAM rN\nHALT"
+    source = ("FORK rC, child, RED\nADD rN, rN, 1\nSTREAM rN\nHALT\n"
+              "child: ADD rN, rN, 10\nFORK rS PERSIST\nSTREAM rN\nHALT")
     with Store.open(tmp_path / "s") as store:
         vm = machine(source, tmp_path, store)
         vm.set("rN", 0)
