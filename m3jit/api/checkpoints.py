@@ -26,7 +26,9 @@ _CLOSING = "\"'”’»)]}*_ \t"         # may stand behind the end of a sentenc
 
 
 class Policy(Protocol):
-    """When a session takes a checkpoint, and how many it keeps (None: all)."""
+    """When a session takes a checkpoint, and how many it keeps (None: all).
+
+    One that has `reads_text` = False is given "" for text: no token is spelled out for it."""
     keep: int | None
 
     def due(self, since: int, text: str) -> bool:
@@ -43,6 +45,7 @@ def _check(name: str, value: Any, low: int, optional: bool = False) -> None:
 @dataclass(frozen=True)
 class EveryTokens:
     """A checkpoint every n tokens.  UserError: n below 1, keep below 2."""
+    reads_text: ClassVar[bool] = False
     n: int = INTERVAL
     keep: int | None = KEEP
 
@@ -57,6 +60,7 @@ class EveryTokens:
 @dataclass(frozen=True)
 class EveryToken:
     """A checkpoint at every token."""
+    reads_text: ClassVar[bool] = False
     keep: int | None = KEEP
 
     def __post_init__(self) -> None:

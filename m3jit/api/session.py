@@ -254,10 +254,11 @@ class Session(SavedSession):
         policy = self.checkpoints or (EveryTokens() if self._recurrent else None)
         if policy is None or rows <= now.last_point:
             return
-        if rows == now.start or policy.due(rows - now.last_point, self._piece(now.tokens[rows - 1])):
+        text = self._piece(now.tokens[rows - 1]) if getattr(policy, "reads_text", True) else ""
+        if rows == now.start or policy.due(rows - now.last_point, text):
             # At the beginning of a text also what follows, so that it can begin again without computing anything.
             points = thinned([*now.points, self._machine.here(logits=rows == now.start)], policy.keep)
-            self._now = replace(now, points=tuple(points), last_point=rows)
+            self._now = now.noted(points, rows)
 
     def stop(self) -> None:
         """End generation before its next token, from any thread or a signal handler."""

@@ -132,6 +132,11 @@ class Program:
     def _line_starts(self) -> list[int]:
         return [entry.pc for entry in self.lines]
 
+    @cached_property
+    def _known_registers(self) -> dict[tuple[str, str | None], Reg]:
+        """What `register` has answered: a machine is asked for a register with every token."""
+        return {}
+
     def symbol(self, name: str) -> Symbol:
         """The symbol of that name; KeyError with a suggestion otherwise."""
         try:
@@ -142,7 +147,16 @@ class Program:
             raise KeyError(f"{self.name}: no symbol {name}" + (f"; {hint}" if hint else "")) from None
 
     def register(self, name: str, function: str | None = None) -> Reg:
-        """The register a source name such as `rPCM` stands for, in the main program or in a function."""
+        """The register a source name such as `rPCM` stands for, in the main program or in a function.
+
+        KeyError with a suggestion when there is none."""
+        known = self._known_registers.get((name, function))
+        if known is None:
+            known = self._known_registers[name, function] = self._register(name, function)
+        return known
+
+    def _register(self, name: str, function: str | None) -> Reg:
+        """`register`, looked for."""
         scope = 0 if function is None else 1 + self.symbol(function).value
         for s in self.symbols:
             if s.kind == SymbolKind.REGISTER and s.name == name and s.scope in (scope, 0):
