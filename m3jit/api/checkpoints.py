@@ -94,11 +94,11 @@ class Checkpoint:
     rows: int
     states: Mapping[str, Any]
     logits: Any = None
+    mark: Any = field(default=None, compare=False)
 
     def cut(self, rows: int) -> "Checkpoint | None":
         """The same states with the first `rows` tokens alone; None where they cannot be had from these."""
         if rows == self.rows:
-    mark: Any = field(default=None, compare=False)
             return self
         if rows > self.rows or not self.shortens:
             return None
