@@ -64,7 +64,7 @@ class Current:
 
     def noted(self, points: Iterable[Checkpoint], rows: int) -> "Current":
         """With these checkpoints of a policy, the last of them at so many tokens."""
-        out = object.__new__(Current)                  # what `replace` makes, in a fifth of its time: a token may need it
+        out = object.__new__(Current)                  # as `replace`, in a fifth of its time: a token may need it
         out.__dict__.update(self.__dict__, points=tuple(points), last_point=rows)
         return out
 
