@@ -5,15 +5,16 @@ import os
 import shutil
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from m3jit.api.checkpoints import EverySentence, EveryToken, EveryTokens, thinned
+from m3jit.api.checkpoints import Checkpoint, EverySentence, EveryToken, EveryTokens, thinned
 from m3jit.api.generation import load_model
 from m3jit.api.session import ContextFull, Session
-from m3jit.api.session_state import SessionState
+from m3jit.api.session_state import Current, SessionState
 from m3jit.durable import Store
 from m3jit.errors import UserError
 from m3jit.models.grammar import Grammar
@@ -218,6 +219,38 @@ def test_sentences():
     assert all(policy.due(3, text) for text in (".", "!”", "? ", "\n", "end.)", "…"))
     assert not any(policy.due(3, text) for text in (" and", ",", "3.5", "", "”"))
     assert policy.due(50, "and")
+
+
+def test_a_policy_is_given_the_text_unless_it_says_that_it_does_not_read_it(model):
+    class Asked:
+        keep = 4
+
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def due(self, since: int, text: str) -> bool:
+            self.texts.append(text)
+            return True
+
+    class Deaf(Asked):
+        reads_text = False
+
+    said = {}
+    for policy in (Asked(), Deaf()):
+        session = Session(model, PROMPT, temperature=0, checkpoints=policy)
+        for _ in session.generate(6):
+            pass
+        said[type(policy)], held = policy.texts, session.snapshot().points
+        assert len(held) == 4 and held[-1].rows == len(session.tokens) - 1
+    assert "".join(said[Asked]) and session.text.startswith("".join(said[Asked]))
+    assert said[Deaf] == [""] * len(said[Asked])
+
+
+def test_noting_checkpoints_changes_nothing_else():
+    now = Current([1, 2, 3], 1, "rest", None, [4, 5, 6], correcting=True, evaluated=7, last_point=1)
+    points = (Checkpoint(1, {}), Checkpoint(2, {}))
+    assert now.noted(iter(points), 2) == replace(now, points=points, last_point=2)
+    assert now.points == () and now.last_point == 1
 
 
 # Anything in any order.

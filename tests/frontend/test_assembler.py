@@ -67,9 +67,10 @@ def test_durations_are_nanoseconds():
 def test_registers_are_given_out_around_those_that_are_named():
     p = assemble("ADDS rA, rB, rC\nADDS R0, R2, R254\n.reg rB R1\n")
     assert [p.register(n) for n in ("rA", "rB", "rC")] == [Reg(0, 3), Reg(0, 1), Reg(0, 4)]
-    assert p.register("R7") == Reg(0, 7)
-    with pytest.raises(KeyError):
-        p.register("rNone")
+    assert p.register("R7") == p.register("R7") == p.register("r7") == Reg(0, 7)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="no register rNone"):
+            p.register("rNone")
 
 
 def test_functions_have_their_own_registers_and_share_states():
