@@ -177,6 +177,8 @@ class ScalarOps:
     def compare(self, a: Any, b: Any, immediate: bool = False) -> int:
         """Flags of a against b (EQUAL LESS GREATER UNORDERED).  A one-element tensor compares as its element; an
         immediate b is rounded to a's kind first; other mixed kinds are an error."""
+        if a.__class__ is int and b.__class__ is int:
+            return flags_of(a, b)
         if a.__class__ is Tensor:
             a = self._only_element(a)
         if b.__class__ is Tensor:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
 from typing import Any, Callable
 
 from m3jit.errors import Deadlock, UserError
@@ -152,8 +151,8 @@ class Batch:
         A machine's error ends that machine alone: it is kept in `Member.error`."""
         with self._stepping, interruptible(self):
             self._news.clear()
-            members, parked, ran = self.members, [], False
-            with ExitStack() as locks:                  # of machines at a region: nobody changes what it was chosen by
+            members, parked, locks, ran = self.members, [], [], False
+            try:                                        # locks of machines at a region: nobody changes what it was chosen by
                 try:
                     for m in members:
                         ran |= self._guarded(m, self._advance, m, parked, locks)
@@ -162,6 +161,9 @@ class Batch:
                     for m in parked:
                         if m.at is not None and not m.ended:
                             m.put_off()
+            finally:
+                while locks:
+                    locks.pop().release()
             self.rounds += ran
             return ran
 
@@ -193,13 +195,14 @@ class Batch:
                 "launches": self.launches, "joined_launches": self.joined}
 
     # -- a round ----------------------------------------------------------------------------------------------------
-    def _advance(self, m: Member, parked: list[Member], locks: ExitStack) -> bool:
+    def _advance(self, m: Member, parked: list[Member], locks: list[Any]) -> bool:
         ran = m.advance()
         if m.vm.finished:
             m.finish()
             self._remove(m)
         elif m.at is not None:
-            locks.enter_context(m.vm._lock)
+            m.vm._lock.acquire()
+            locks.append(m.vm._lock)
             parked.append(m)
         return ran
 

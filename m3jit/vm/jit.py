@@ -342,16 +342,15 @@ class ContextRegisters:
     def write(self, way: Any, values: list[Any], states: list[tuple[Any, Any]]) -> None:
         """The registers of an exit (m3jit.vm.region_exits.Way) and the states of S registers, all at once."""
         ctx = self.ctx
-        columns = way.calls, [ctx.R] * len(way.general), way.general, way.placed(values)
-        if not (way.others or states):
-            commit_columns(*columns)
-            return
-        stores = list(zip(*columns))
-        for key, i in way.others:
-            stores.append(item(ctx.V, key[1], values[i]) if key.__class__ is tuple else attribute(ctx, key, values[i]))
+        more = [item(ctx.V, key[1], values[i]) if key.__class__ is tuple else attribute(ctx, key, values[i])
+                for key, i in way.others]
         for key, state in states:
-            stores += self.machine.storing_state_of(ctx, key[1], state)
-        commit(stores)
+            more += self.machine.storing_state_of(ctx, key[1], state)
+        columns = way.calls, [ctx.R] * len(way.general), way.general, way.placed(values)
+        if more:
+            calls, targets, names, found = zip(*more)
+            columns = (*way.calls, *calls), (*columns[1], *targets), (*way.general, *names), (*columns[3], *found)
+        commit_columns(*columns)
 
 
 def new_points(image: Any) -> dict[int, Point]:

@@ -40,7 +40,8 @@ class StreamsView:
     def stream(self, value: Any, sink: str, name: str | None, form: str, rate: int, line: bool, blocking: bool,
                model: Handle | None) -> None:
         """STREAM: write a value to a sink."""
-        target = self.find_sink(sink, name)
+        key = _key_of(sink, name)
+        target = self.vm.sinks.get(key) or self.find_sink(sink, name)
         if form == "AUTO":
             form = _natural_form(value, target, model)
         if form == "TEXT":
@@ -48,7 +49,7 @@ class StreamsView:
         else:
             item, rest = _plain_item(value, form, rate), None
         if item is not None:
-            self._hand_out(target, _key_of(sink, name), item, blocking)
+            self._hand_out(target, key, item, blocking)
         if rest is not None:
             self.stores.append(attribute(self.ctx, "texts", {**self.ctx.texts, target.name: rest}))
         if self.vm.scheduler.waiting() or getattr(target, "host_reads", False):
@@ -56,12 +57,11 @@ class StreamsView:
 
     def _hand_out(self, target: Sink, key: str, item: Item, blocking: bool) -> None:
         """Write an item; what leaves the machine goes through the record of the run."""
-        def write() -> None:
-            _outside(f"sink {target.name}", lambda: target.write(item, blocking))
-        if target.__class__ is Ring and self.vm.rings.get(target.name) is target:
-            write()                                    # between contexts: a function of the program
+        recorder = self.vm.recorder
+        if recorder.idle or target.__class__ is Ring and self.vm.rings.get(target.name) is target:
+            _outside("sink", target, target.write, item, blocking)       # between contexts: a function of the program
         else:
-            self.vm.recorder.leave(self.ctx, key, item, write)
+            recorder.leave(self.ctx, key, item, lambda: _outside("sink", target, target.write, item, blocking))
 
     def find_sink(self, sink: str, name: str | None) -> Sink:
         """The sink of a STREAM's words."""
@@ -91,9 +91,9 @@ class StreamsView:
         if model is None:
             data, rest = _printed(value), None
         else:
-            data, rest, held = self._token_bytes(value, model), None, self.ctx.texts.get(sink, b"")
+            data, rest, held = self._token_bytes(value, model), None, self.ctx.texts.get(sink)
             if held or not data.isascii():             # a part of a code point may be there, or come
-                before = TextStream(held)
+                before = TextStream(held or b"")
                 text, after = before.feed(data)
                 data, rest = text.encode(), None if after is before else after.held
         if line:
@@ -103,18 +103,10 @@ class StreamsView:
     def _token_bytes(self, value: Any, handle: Handle) -> bytes:
         model = self.model_of(handle)                  # type: ignore[attr-defined]
         if value.__class__ is int:
-            ids = [value]
-        elif value.__class__ is Tensor and value.dtype in INTS:
-            ids = [int(t) for t in value.data.reshape(-1)]
-        else:
-            raise OperandError(f"FORMAT=TEXT with a model takes token ids, got {said(value)}")
-        parts = []
-        for t in ids:
-            try:
-                parts.append(model.decode_bytes(t))
-            except LookupError:
-                raise OperandError(f"token {t} is outside the vocabulary of {model.name}") from None
-        return b"".join(parts)
+            return _piece(model, value)
+        if value.__class__ is Tensor and value.dtype in INTS:
+            return b"".join(_piece(model, int(t)) for t in value.data.reshape(-1))
+        raise OperandError(f"FORMAT=TEXT with a model takes token ids, got {said(value)}")
 
     def finish_texts(self, ctx: Context) -> None:
         """At the end of a context: an unfinished code point becomes U+FFFD."""
@@ -141,7 +133,7 @@ class StreamsView:
             source = self.find_source(peripheral, name)
             if isinstance(source, AudioRing) and key not in self.ctx.cursors:
                 return self._read_first(source, key, count, blocking)
-            return _outside(f"source {source.name}", lambda: source.read(at, count, blocking))
+            return _outside("source", source, source.read, at, count, blocking)
         inside = peripheral == "RING" and name is not None and self._is_own_ring(key, name)
         value, after = read() if inside else self.observe("sense", read)      # type: ignore[attr-defined]
         if after != at:
@@ -233,14 +225,22 @@ def text_bytes(text: str) -> bytes:
                            "machine whole characters, or bytes") from None
 
 
-def _outside(what: str, action: Callable[[], Any]) -> Any:
-    """Call the host's code; what it raises is a StreamError, not an error of m3jit."""
+def _piece(model: Any, token: int) -> bytes:
+    """The bytes of a token."""
     try:
-        return action()
+        return model.decode_bytes(token)
+    except LookupError:
+        raise OperandError(f"token {token} is outside the vocabulary of {model.name}") from None
+
+
+def _outside(kind: str, whose: Any, action: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the host's code, of a sink or source; what it raises is a StreamError, not an error of m3jit."""
+    try:
+        return action(*arguments)
     except (M3Error, Blocked, MemoryError):
         raise
     except Exception as e:
-        raise StreamError(f"{what} raised {type(e).__name__}: {e}") from e
+        raise StreamError(f"{kind} {whose.name} raised {type(e).__name__}: {e}") from e
 
 
 def _natural_form(value: Any, sink: Any, model: Handle | None) -> str:

@@ -63,6 +63,7 @@ class DeferredRegions:
         """The compiler's side; made on first use."""
         if self._real is None:
             self._real = _jit(self._vm, "auto", self._threads)
+            self.__dict__.setdefault("enter", self._real.enter)      # from now on without this object in between
             self._real.interpreter = self._interpreter
             if self._interpreter is not None:
                 for pc in self._real.entries:        # other machines of the program may have found more

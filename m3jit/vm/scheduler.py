@@ -54,9 +54,10 @@ class Scheduler:
 
     def charge(self, ctx: Context, retired: int) -> None:
         """Account for a slice."""
-        ctx.virtual_time += retired
+        now = ctx.virtual_time = ctx.virtual_time + retired
         self._used += retired
-        self.enqueue(ctx)
+        ctx.order = self._order = self._order + 1      # as `enqueue`
+        ctx.virtual_deadline = now + QUANTUM
 
     def yield_turn(self, ctx: Context) -> None:
         """Let every ready context of the same priority go first."""
@@ -94,6 +95,9 @@ class Scheduler:
 
     def pick(self) -> tuple[Context | None, int]:
         """(the context to run, instructions of its slice); None when none is ready."""
+        if self._current is not None and self._alone and len(self.contexts) == 1 and self._current.status == READY and \
+                self._current.id in self.contexts:
+            return self._current, UNLIMITED            # as the last time
         ready = self.ready()
         if not ready:
             self._current = None

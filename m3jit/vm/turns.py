@@ -102,9 +102,9 @@ class Turns:
 
     def _room(self) -> int:
         """Instructions until a limit, the horizon, or an event of a replay.  LimitError: none until the limit."""
-        horizons = [h for h in (self.max_steps, self.horizon, self.recorder.horizon) if h is not None]
-        if not horizons:
+        if self.max_steps is None and self.horizon is None and self.recorder.horizon is None:
             return UNLIMITED
+        horizons = [h for h in (self.max_steps, self.horizon, self.recorder.horizon) if h is not None]
         retired = self.retired
         if self.max_steps is not None and retired >= self.max_steps:
             raise LimitError(f"{self.image.name}: {retired} instructions without an end (max_steps = {self.max_steps})")
@@ -151,6 +151,8 @@ class Turns:
         self.scheduler.charge(ctx, retired)
         if ctx.status != PARKED:
             ctx.looked = None                          # others may come in between
+        if ctx.trap is None and ctx.status in (READY, PARKED):
+            return
         if ctx.status == WAITING or ctx.trap is not None:
             self.recorder.stumbled(ctx)
         if ctx.trap is not None:
