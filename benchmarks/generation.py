@@ -24,7 +24,8 @@ class Ours:
         self.programs: dict[int, Any] = {}
         self.machine: Any = None                 # of the last run
 
-    def stamps(self, prompt: int, tokens: int, seen: Callable[[int], float] = lambda n: 0.0) -> tuple[float, list[float]]:
+    def stamps(self, prompt: int, tokens: int, seen: Callable[[int], float] = lambda n: 0.0
+               ) -> tuple[float, list[float]]:
         """(start, times of the tokens) of a run; ends of the text are ignored.
 
         seen(n), called after token n, may do other work; the seconds it returns are taken off the later stamps."""
@@ -64,8 +65,9 @@ class Peer:
 
     def __init__(self, python: str, path: Path, threads: int = 2):
         self.threads, self.absent = threads, ""
-        self.process = subprocess.Popen([python, str(ROOT / "benchmarks/peer_llama.py"), str(path), "--serve"],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [python, str(ROOT / "benchmarks/peer_llama.py"), str(path), "--serve"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         about = self.process.stdout.readline()
         if not about:
             self.absent = self.process.stderr.read().strip()[-200:] or "the peer ended at once"

@@ -4,9 +4,10 @@
 
 Decode: T = 1 over weights larger than every cache, GB/s of weight bytes; "read" is a loop that only sums the same
 bytes, taken in turn with the kernel.  "cached" is the kernel on one thread over 0.6 MB that stay in the second-level
-cache, the best of many runs, without the time of a call: what its own instructions allow.  Prompt: T = 128, K = 2048, N = 5632 (weights stay in cache), GOP/s with 2
-operations a multiply-add.  Every figure is "median (best)" over the rounds, kernel and read loop alternating.
-One thread is timed in CPU time, so that other jobs on the machine do not count; more threads by the clock.
+cache, the best of many runs, without the time of a call: what its own instructions allow.  Prompt: T = 128, K = 2048,
+N = 5632 (weights stay in cache), GOP/s with 2 operations a multiply-add.  Every figure is "median (best)" over the
+rounds, kernel and read loop alternating.  One thread is timed in CPU time, so that other jobs on the machine do not
+count; more threads by the clock.
 """
 from __future__ import annotations
 

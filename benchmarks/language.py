@@ -140,7 +140,8 @@ def row_deep(args: argparse.Namespace) -> list[Row]:
         peer.rate("deep")
         _, stamps = ours.stamps(DEEP, DEEP_GENERATED * (rounds + 1), between)
         gaps = [b - a for a, b in zip(stamps, stamps[1:])]
-        deep = [statistics.median(gaps[i:i + DEEP_GENERATED - 1]) for i in range(DEEP_GENERATED, len(gaps), DEEP_GENERATED)]
+        starts = range(DEEP_GENERATED, len(gaps), DEEP_GENERATED)
+        deep = [statistics.median(gaps[i:i + DEEP_GENERATED - 1]) for i in starts]
         short = pairs_of(lambda: 1 / ours.generate(), lambda: 1 / peer.rate("generate"), 5)
     extra = statistics.median(deep) - statistics.median(a for a, _ in short)
     peer_extra = statistics.median(theirs) - statistics.median(b for _, b in short)
@@ -153,14 +154,15 @@ def row_start(args: argparse.Namespace) -> list[Row]:
     path = model_path(args)
     if path is None:
         return [Row("smollm2: start to first token", "<= 3 s, <= 0.6 s", "no model: `m3jit model get smollm2`", None)]
+    command = [sys.executable, "-m", "m3jit", "run", str(path), "--prompt", PROMPT, "--max-tokens", "1", "--temp", "0",
+               "--threads", "2"]
     cold, warm = [], []
     for _ in range(5):
         with tempfile.TemporaryDirectory() as cache:
             env = environment(cache)
             for into in (cold, warm):
                 start = time.perf_counter()
-                subprocess.run([sys.executable, "-m", "m3jit", "run", str(path), "--prompt", PROMPT, "--max-tokens", "1",
-                                "--temp", "0", "--threads", "2"], env=env, check=True, capture_output=True)
+                subprocess.run(command, env=env, check=True, capture_output=True)
                 into.append(time.perf_counter() - start)
     c, w = statistics.median(cold), statistics.median(warm)
     return [Row("smollm2: start to first token, cold cache", "<= 3 s", f"{c:.2f} s", c <= 3),

@@ -2,10 +2,10 @@
 
     python benchmarks/peer_correction.py MODEL.gguf
 
-Reads JSON lines.  The first one: {"prompt": ids, "correction": ids, "at": n, "answer": n, "after": n, "threads": n}; the
-answer names the setting that was fastest in a trial.  Each further one names a way: "seq_rm" removes the positions behind
-`at`, "restore" puts the sequence's state back that was saved there, "restart" begins again with all that is kept as its
-prompt.
+Reads JSON lines.  The first one: {"prompt": ids, "correction": ids, "at": n, "answer": n, "after": n, "threads": n};
+the answer names the setting that was fastest in a trial.  Each further one names a way: "seq_rm" removes the positions
+behind `at`, "restore" puts the sequence's state back that was saved there, "restart" begins again with all that is kept
+as its prompt.
 The answer: {"first": seconds until the first token behind the correction is known, "whole": until `after` are, "save":
 seconds the state took to save}.  Imports nothing of m3jit.
 """

@@ -135,8 +135,8 @@ class LlamaPeer:
         self, threads: int, size: int = 512, flash: bool = False, batch: int = 512, kv_type: str = "f16",
         sequences: int = 1
     ) -> Iterator[PeerContext]:
-        """A fresh context for `size` tokens, freed at the end of the block; an f16 cache is the peer's default.  Each of
-        several sequences gets its share of the size, in a cache of its own (the peer's default)."""
+        """A fresh context for `size` tokens, freed at the end of the block; an f16 cache is the peer's default.  Each
+        of several sequences gets its share of the size, in a cache of its own (the peer's default)."""
         parameters = lc.llama_context_default_params()
         parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = size, batch, batch
         parameters.n_seq_max = sequences
@@ -300,7 +300,8 @@ class PeerSpeed:
             made = self.peer.context(threads, size, setting.flash, batch=PROMPT_LONG, kv_type=setting.kv_type,
                                      sequences=sequences)
             context = self.contexts[key] = self.stack.enter_context(made)
-            for rate in SHORT_RATES.values() if shape == "short" else (RATES[kind],):  # maps the file, starts the threads
+            rates = SHORT_RATES.values() if shape == "short" else (RATES[kind],)
+            for rate in rates:                          # maps the file, starts the threads
                 rate(context)
         return self.contexts[key]
 

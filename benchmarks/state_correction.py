@@ -1,4 +1,5 @@
-"""A correction at token 100 of a 300-token answer of SmolLM2: how long until it goes on, and until the answer is complete.
+"""A correction at token 100 of a 300-token answer of SmolLM2: how long until it goes on, and until the answer is
+complete.
 
 m3jit goes back, injects the correction and goes on; beside it stand stopping and starting over, in m3jit and in
 llama.cpp (with a prompt of all that is kept), llama.cpp's removal of positions (llama_memory_seq_rm), and its state of

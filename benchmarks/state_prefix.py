@@ -1,8 +1,8 @@
 """Time to the first token of a request whose first 2,048 tokens an earlier one began with, against that one's, SmolLM2.
 
-Through `LanguageModel.generate` and through the engine of the server, each with its own index.  Every round takes a prefix
-that nobody has seen, and two requests that differ behind it in 16 tokens; the ratio is of a round, the figure the median.
-Once a round is compared with a model without an index: the same tokens.
+Through `LanguageModel.generate` and through the engine of the server, each with its own index.  Every round takes a
+prefix that nobody has seen, and two requests that differ behind it in 16 tokens; the ratio is of a round, the figure
+the median.  Once a round is compared with a model without an index: the same tokens.
 """
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def through_engine(engine: Any) -> Ask:
     return ask
 
 
-def rounds(ask: Ask, vocabulary: int, seed: int) -> tuple[list[tuple[float, float, float]], list[tuple[list[int], list[int]]]]:
+def rounds(ask: Ask, vocabulary: int, seed: int
+           ) -> tuple[list[tuple[float, float, float]], list[tuple[list[int], list[int]]]]:
     """([(first, second, second again) in seconds], [(prompt, tokens) of the second requests])."""
     draw, times, texts = np.random.default_rng(seed), [], []
     for i in range(ROUNDS + 1):
@@ -87,8 +88,9 @@ def measure(setup: Setup) -> list[Row]:
             raise AssertionError(f"{way}: another text than computing everything gives")
         ratio = statistics.median(second / first for first, second, _ in times)
         first, second, again = (1e3 * statistics.median(column) for column in zip(*times))
+        hits = model.prefixes.stats["hits"]
         out += [Row(f"{NAME}: {way}", f"time to first token <= {BOUND:.0%} of the first",
-                    f"{ratio:.2%}: {first:.0f} ms, then {second:.1f} ms; {len(times)} prefixes, {model.prefixes.stats['hits']} "
-                    "hits, the same tokens as without", ratio <= BOUND),
+                    f"{ratio:.2%}: {first:.0f} ms, then {second:.1f} ms; {len(times)} prefixes, {hits} hits, the same "
+                    "tokens as without", ratio <= BOUND),
                 Row(f"the same prompt a third time: {way}", STATED, f"{again:.1f} ms", None)]
     return out

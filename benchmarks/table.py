@@ -173,14 +173,15 @@ def row_chain(args: argparse.Namespace) -> list[Row]:
     in_place = median_pairs(settled(lambda: f(x, y, out=out)), settled(lambda: chain_numpy(x, y, third)))[2]
     base = (12 * n / hand) / (8 * n / copying)
     fair = base >= 0.85
+    verdict = "" if fair else ", under 0.85: no verdict"
     return [Row("chain of 10 elementwise ops, 1e7 f32, 2 threads, against a hand-written loop", ">= 0.9",
-                f"{1 / ratio:.2f} ({12e-9 * n / ours:.0f} against {12e-9 * n / hand:.0f} GB/s; loop at {base:.2f} of copy "
-                f"bandwidth{'' if fair else ', under 0.85: no verdict'})", 1 / ratio >= 0.9 if fair else None),
+                f"{1 / ratio:.2f} ({12e-9 * n / ours:.0f} against {12e-9 * n / hand:.0f} GB/s; loop at {base:.2f} of "
+                f"copy bandwidth{verdict})", 1 / ratio >= 0.9 if fair else None),
             Row("the same against NumPy", ">= 8", f"{1 / against_numpy:.1f} (every operation in place: "
                 f"{1 / in_place:.1f})", 1 / against_numpy >= 8)]
 
 
-# -- scalar loop --------------------------------------------------------------------------------------------------------
+# -- scalar loop -------------------------------------------------------------------------------------------------------
 
 SCALAR = """
 .equ MULTIPLIER 6364136223846793005
@@ -236,8 +237,8 @@ def row_scalar(args: argparse.Namespace) -> list[Row]:
         return rows + [Row("scalar loop against wasmtime", ">= 0.5", f"no peer: {peer.stderr.strip()[:100]}", None)]
     theirs = json.loads(peer.stdout.strip().splitlines()[-1])
     ns = theirs["ns_per_iteration"]
-    return rows + [Row("scalar loop against wasmtime", ">= 0.5", f"{ns / (1e9 * seconds / n):.2f} (wasmtime {ns:.2f} ns)",
-                       ns / (1e9 * seconds / n) >= 0.5)]
+    speed = ns / (1e9 * seconds / n)
+    return rows + [Row("scalar loop against wasmtime", ">= 0.5", f"{speed:.2f} (wasmtime {ns:.2f} ns)", speed >= 0.5)]
 
 
 def row_interpreter(args: argparse.Namespace) -> list[Row]:
@@ -260,7 +261,7 @@ def row_interpreter(args: argparse.Namespace) -> list[Row]:
             Row("interpreter, mixed ALU and branches", ">= 5e5/s", f"{mixed:.2e}", mixed >= 5e5)]
 
 
-# -- compile and call latency --------------------------------------------------------------------------------------------
+# -- compile and call latency ------------------------------------------------------------------------------------------
 
 def fifty() -> str:
     lines = []
@@ -289,8 +290,8 @@ def row_compile(args: argparse.Namespace) -> list[Row]:
         with tempfile.TemporaryDirectory() as cache:
             env = environment(cache)
             for into in (cold, warm):
-                done = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, env=env, capture_output=True, text=True,
-                                      check=True)
+                done = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, env=env, check=True, text=True,
+                                      capture_output=True)
                 into.append(float(done.stdout))
     c, w = statistics.median(cold), statistics.median(warm)
     return [Row("compile a fused region of 50 ops, cold", "<= 60 ms", f"{c:.1f} ms", c <= 60),
@@ -313,7 +314,7 @@ def row_call(args: argparse.Namespace) -> list[Row]:
                 f"{1e6 * fresh:.2f} us ({1e6 * given:.2f} us with out=), kernel included", fresh <= 5e-6)]
 
 
-# -- SmolLM2 ----------------------------------------------------------------------------------------------------------------
+# -- SmolLM2 -----------------------------------------------------------------------------------------------------------
 
 def model_path(args: argparse.Namespace) -> Path | None:
     if args.model:
@@ -389,14 +390,15 @@ def row_smollm2(args: argparse.Namespace) -> list[Row]:
 
 
 def _first_token(path: Path) -> list[Row]:
+    command = [sys.executable, "-m", "m3jit", "run", str(path), "--prompt", PROMPT, "--max-tokens", "1", "--temp", "0",
+               "--threads", "2"]
     cold, warm = [], []
     for _ in range(3):
         with tempfile.TemporaryDirectory() as cache:
             env = environment(cache)
             for into in (cold, warm):
                 start = time.perf_counter()
-                subprocess.run([sys.executable, "-m", "m3jit", "run", str(path), "--prompt", PROMPT, "--max-tokens", "1",
-                                "--temp", "0", "--threads", "2"], env=env, check=True, capture_output=True)
+                subprocess.run(command, env=env, check=True, capture_output=True)
                 into.append(time.perf_counter() - start)
     c, w = statistics.median(cold), statistics.median(warm)
     return [Row("start to first token, SmolLM2, cold cache", "<= 3 s", f"{c:.2f} s", c <= 3),

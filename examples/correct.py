@@ -68,8 +68,8 @@ def main(reference="default", prompt="It is a truth universally acknowledged, th
         print(f"{wrong!r} did not come")
         return
     print("corrected:", session.text)
-    print(f"{found.kept} tokens kept, {found.taken_back} taken back, {found.injected} put in; {found.evaluated} evaluated "
-          "before the text went on")
+    print(f"{found.kept} tokens kept, {found.taken_back} taken back, {found.injected} put in; {found.evaluated} "
+          "evaluated before the text went on")
     print(f"seen after {1e3 * found.detection:.2f} ms, rolled back in {1e3 * found.rollback:.2f} ms, next token after "
           f"{1e3 * found.resume:.2f} ms")
 

@@ -4,8 +4,8 @@ Pages hold 64 positions of one layer, laid out as `m3jit.isa.kv_layout` says: pe
 as [64][value_dim], in the stream's type, unless the values are shared: then V is the first value_dim rows of K, which
 every group turns round in its scratch, a block at a time.
 
-Stream kernels take `base` (any address) and `table` (`m3jit.isa.kv_pages`): an i64 per leaf, its byte offset from base; a
-leaf has an i64 for each of up to FAN pages, likewise.  With base 0 they are addresses.  Dense kernels have no table:
+Stream kernels take `base` (any address) and `table` (`m3jit.isa.kv_pages`): an i64 per leaf, its byte offset from base;
+a leaf has an i64 for each of up to FAN pages, likewise.  With base 0 they are addresses.  Dense kernels have no table:
 page i stands at i * page_bytes; dense K and V are first packed by `kv_append` with dtype F32, past 0.
 """
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Pages:
         self.base = b.ptr("base", access, self.type)
         self.table = None if g.dense else b.ptr("table", "r", "i64")
         self.turned: Buffer | None = None              # a block's shared values, in scratch
-        self.stride = 16 * (-(-g.value_dim // 16) | 1)  # of its rows: an odd number of cache lines, as columns are written
+        # Bytes between its rows: an odd number of cache lines, as columns are written.
+        self.stride = 16 * (-(-g.value_dim // 16) | 1)
 
     def scratch(self) -> None:
         """Before `values` of shared ones."""

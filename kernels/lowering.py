@@ -1,7 +1,7 @@
 """How each tensor-IR primitive becomes kernel launches: `LIBRARY[op](lowering, node)`.
 
-`lowering` is an `m3jit.ir.plan_writer.PlanWriter`: it hands out memory (`of`, `out`, `scratch`), dimensions and scalars,
-and `launch` records a kernel with what it reads and writes.
+`lowering` is an `m3jit.ir.plan_writer.PlanWriter`: it hands out memory (`of`, `out`, `scratch`), dimensions and
+scalars, and `launch` records a kernel with what it reads and writes.
 """
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def lower_routed_matmul(lw: PlanWriter, n: Node) -> None:
               [source, weights, chosen], [y])
 
 
-# -- attention ----------------------------------------------------------------------------------------------------------
+# -- attention ---------------------------------------------------------------------------------------------------------
 
 def _geometry(n: Node, dense: bool) -> attn.Geometry:
     a = n.attrs
@@ -298,7 +298,7 @@ def lower_attention(lw: PlanWriter, n: Node) -> None:
     _attend(lw, n, [pages], pages, lw.scalar(past), keys, blocks, True)
 
 
-# -- tables, rotations, dots --------------------------------------------------------------------------------------------
+# -- tables, rotations, dots -------------------------------------------------------------------------------------------
 
 @lowers("embed")
 def lower_embed(lw: PlanWriter, n: Node) -> None:

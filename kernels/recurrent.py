@@ -136,8 +136,8 @@ class _Scan:
 def scan(d_state: int, heads: bool = False, skip: str = "", packed: bool = False) -> Kernel:
     """before r f32 tiles of h, x r f32 [T, channels], dt r f32 [T, channels], A r f32 [channels, d_state] (packed: in
     tiles as h), B and C r f32 [T, groups d_state], [D r f32 [channels],] y rw f32 [T, channels], after w f32 tiles of
-    h, T, runs, length, groups i64; channels = runs length.  heads: dt and A are [T, runs], A the decays.  skip: "" (no D),
-    "channel", "head" (D [runs]).
+    h, T, runs, length, groups i64; channels = runs length.  heads: dt and A are [T, runs], A the decays.  skip: ""
+    (no D), "channel", "head" (D [runs]).
 
     u = dt x; h = fma(h, exp(dt A), u B); y folds fma(h, C, acc) over the states in order from +0, then fma(D, x, y)."""
     k = _Scan(d_state, heads, skip, packed)

@@ -70,8 +70,8 @@ __all__ = ["AssemblyError", "Batch", "Builder", "BuilderError", "Checkpoints", "
 
 
 class _Checkout:
-    """Finds `m3jit.kernels` in a checkout, where it is the folder `kernels` beside this package; installing puts it inside.
-    So Python that runs in a checkout, whose `m3jit` comes before an installed one, has all of it."""
+    """Finds `m3jit.kernels` in a checkout, where it is the folder `kernels` beside this package; installing puts it
+    inside. So Python that runs in a checkout, whose `m3jit` comes before an installed one, has all of it."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:

@@ -21,7 +21,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A message a terminal shows as it is: control and formatting characters are escaped, but for line feeds and tabs."""
+    """A message that terminals show as it is: control and format characters escaped, but for line feeds and tabs."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else

@@ -260,7 +260,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write tiny random GGUF models, one for each weight type.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--type", dest="names", action="append", choices=(*TYPES, *MORE_TYPES), help="this type (repeatable)")
+    parser.add_argument("--type", dest="names", action="append", choices=(*TYPES, *MORE_TYPES),
+                        help="this type (repeatable)")
     options = parser.parse_args(arguments)
     for path in build(options.directory, tuple(options.names or TYPES), options.seed).values():
         print(f"{sha256(path)}  {path.stat().st_size:>8}  {path}")

@@ -4,8 +4,8 @@
     python tools/render_internals.py            rewrite the stages that changed
     python tools/render_internals.py --check    change nothing; exit code 1 and the stages that are not current
 
-A stage stands between `<!-- stage: NAME -->` and `<!-- end -->`.  The program is the document's own layer.m3asm.  Stages
-that LLVM prints name the version they were made with; with another version they are not compared.
+A stage stands between `<!-- stage: NAME -->` and `<!-- end -->`.  The program is the document's own layer.m3asm.
+Stages that LLVM prints name the version they were made with; with another version they are not compared.
 """
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ class Stages:
         return excerpt(self.engine.llvm_ir(self.compiled.region.plan), "@m3_run(ptr %pool", r"^block\d+:", "^  ")
 
 
-LANGUAGE = {"python": "python", "opencl": "c", "llvm": "llvm", "region": "llvm", "body": "llvm", "asm": "asm", "ptx": "ptx"}
+LANGUAGE = {"python": "python", "opencl": "c", "llvm": "llvm", "region": "llvm", "body": "llvm", "asm": "asm",
+            "ptx": "ptx"}
 
 
 def llvm_version() -> str:

@@ -28,7 +28,8 @@ class SourceError:
             out += f"; {printable(brief(self.hint))}"
         if self.source:
             shown, column = _window(self.source, self.column)
-            shown = "".join(c if c.isprintable() else " " if c == "\t" else "\ufffd" for c in shown)   # column for column
+            # One character for each, so that the mark stands below its column.
+            shown = "".join(c if c.isprintable() else " " if c == "\t" else "\ufffd" for c in shown)
             mark = " " * (column - 1) + "^" + "~" * max(0, min(self.width, len(shown) - column + 1) - 1)
             out += f"\n    {shown}\n    {mark}"
         return out

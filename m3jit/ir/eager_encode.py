@@ -118,7 +118,8 @@ def _encode_tq2_0(x):
 
 
 def _floor_log2(x):
-    """floor(log2(x)) of f32 values x > 0 in f64, log2 rounded to f32 first: just below a power of two it is that power's.
+    """floor(log2(x)) of f32 values x > 0 in f64, log2 rounded to f32 first: just below a power of two it is that
+    power's.
 
     No logarithm is taken, so no library's last bit matters: log2 of a mantissa near 1 is (mantissa - 1) / ln 2, and
     the others are far from a whole number."""

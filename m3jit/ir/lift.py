@@ -16,7 +16,8 @@ from m3jit.ir.tensor import (B1T, F64T, I64T, Block, Check, CondGoto, Dim, DimEx
 from m3jit.ir.trace import Recorder, TraceXp, Untraceable
 from m3jit.ir.trace_model import KVRef, kv_of_type
 from m3jit.ir.trace_recurrent import CellKey, CellRef, CellsType, cell_type, is_cell
-from m3jit.isa.fields import (REQUIRED, SPECIAL, STATE, FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField, ShapeField)
+from m3jit.isa.fields import (REQUIRED, SPECIAL, STATE, FloatOrReg, Hidden, IntOrReg, PayloadReg, Reg, RegField,
+                              ShapeField)
 from m3jit.isa.kv import KVGeometry
 from m3jit.isa.table import Instruction
 from m3jit.isa.types import F32
@@ -235,9 +236,9 @@ class Lifter(Recorder):
         self._rename_dims()
         syms = {t.shape[0]: (k, 0) for k, n in self.inputs.items()
                 if (t := n.type) is not None and hasattr(t, "shape") and t.rank and isinstance(t.shape[0], Sym)}
-        nulls = {k for k in self.read_keys if k not in self.inputs}
+        nulls = frozenset(k for k in self.read_keys if k not in self.inputs)
         return Function(name, self.entry.pc, self.blocks, self.inputs, self.guards, syms, self.instructions,
-                        frozenset(self.read_keys - nulls), frozenset(nulls), tuple(self.states), frozenset(self.present))
+                        frozenset(self.read_keys - nulls), nulls, tuple(self.states), frozenset(self.present))
 
     def _rename_dims(self) -> None:
         """Write every dimension by the name of its class of equal dimensions."""

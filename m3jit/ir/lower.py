@@ -1,7 +1,7 @@
 """Lowers a region (tensor IR after the passes) to a launch plan: groups, nodes, edges between blocks, exits.
 
-What a plan is written with is m3jit.ir.plan_writer.  Primitives other than fused groups are lowered by the kernel library
-(`m3jit.kernels.lowering`), which is handed in: `library[op](lowering, node)`.
+What a plan is written with is m3jit.ir.plan_writer.  Primitives other than fused groups are lowered by the kernel
+library (`m3jit.kernels.lowering`), which is handed in: `library[op](lowering, node)`.
 """
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Lowering(PlanWriter):
                 self.last[r] = -2                       # its release now belongs to n
                 return
 
-    # -- exits ----------------------------------------------------------------------------------------------------------
+    # -- exits ---------------------------------------------------------------------------------------------------------
     def _exit(self, leave: Leave) -> tuple[int, list[StoreFrame]]:
         stores: list[Store] = []
         frames: list[StoreFrame] = []
@@ -244,7 +244,7 @@ class Lowering(PlanWriter):
         self.order += [out, rest]
         self.current = rest
 
-    # -- edges ----------------------------------------------------------------------------------------------------------
+    # -- edges ---------------------------------------------------------------------------------------------------------
     def _end(self, b: Block) -> None:
         match b.end:
             case Leave():

@@ -196,7 +196,8 @@ def print_plan(plan: Plan) -> str:
                     out.append(f"    {ref(s)}: {s.type} = {s.op}{attrs} {refs(s.args)}".rstrip())
                 case Launch():
                     how = " replicated" if s.replicated else "" if s.parallel else " one-thread"
-                    out.append(f"    launch{how} {s.kernel.name}({refs(s.args)})" + (f"  ; {s.label}" if s.label else ""))
+                    label = f"  ; {s.label}" if s.label else ""
+                    out.append(f"    launch{how} {s.kernel.name}({refs(s.args)}){label}")
                 case Barrier():
                     out.append("    barrier")
                 case StoreFrame():

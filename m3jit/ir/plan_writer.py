@@ -1,7 +1,7 @@
 """Writing a launch plan: memory and words of the frame, launches with the barriers between them.
 
-The driver (m3jit.ir.lower) goes over the region and hands this to the kernel library (m3jit.kernels.lowering): a lowering
-function asks for the memory of its node's arguments and result and appends launches.
+The driver (m3jit.ir.lower) goes over the region and hands this to the kernel library (m3jit.kernels.lowering): a
+lowering function asks for the memory of its node's arguments and result and appends launches.
 """
 from __future__ import annotations
 
@@ -150,9 +150,9 @@ class PlanWriter:
     def launch(self, kernel: Kernel, args: list[Any], reads: list[Memory], writes: list[Memory],
                small: bool = False, rows: int = -1, strides: Mapping[int, Dim] | None = None) -> None:
         """Append a launch; args: Memory (pointer) or Scalar.  A barrier goes before it when it depends on a launch
-        since the last one.  small: if what it writes is small too, it is not shared between threads and needs no barrier
-        afterwards.  rows: the argument that counts rows, when each row of the result depends on the same rows of the
-        arguments in `strides` (argument -> bytes of a row) and on everything else as a whole (`Launch.rows`)."""
+        since the last one.  small: if what it writes is small too, it is not shared between threads and needs no
+        barrier afterwards.  rows: the argument that counts rows, when each row of the result depends on the same rows
+        of the arguments in `strides` (argument -> bytes of a row) and on everything else as a whole (`Launch.rows`)."""
         r, w = {m.word for m in reads}, {m.word for m in writes}
         replicated = small and self.is_small(writes) and not r & w
         if r & self.written or w & (self.written | self.read):

@@ -129,7 +129,8 @@ Type = TensorType | ScalarType | OpaqueType
 # Elementwise primitives (one output element from one element of each operand) -> operand count
 ELEMENTWISE = {"add": 2, "sub": 2, "mul": 2, "div": 2, "minimum": 2, "maximum": 2, "neg": 1, "abs": 1, "sqrt": 1,
                "floor": 1, "rint": 1, "fma": 3, "exp": 1, "log": 1, "sin": 1, "cos": 1, "tanh": 1, "erf": 1,
-               "sigmoid": 1, "softplus": 1, "lt": 2, "le": 2, "eq": 2, "ne": 2, "select": 3, "logical_not": 1, "cast": 1}
+               "sigmoid": 1, "softplus": 1, "lt": 2, "le": 2, "eq": 2, "ne": 2, "select": 3, "logical_not": 1,
+               "cast": 1}
 
 
 @dataclass(eq=False, slots=True)

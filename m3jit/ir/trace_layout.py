@@ -144,12 +144,13 @@ class TraceLayout:
         if any(t.dtype not in T.FLOATS for t in operands):
             raise self.error("conv of tensors that are not floats")
         x, w = self.cast(x, T.F32), self.cast(w, T.F32)
-        fixed = x.rank in (3, 4) and w.rank == x.rank and all(isinstance(d, int) for d in (*x.shape[1:], *w.shape[1:])) and \
-            (groups == 1 or isinstance(w.shape[0], int))
+        known = (*x.shape[1:], *(w.shape[1:] if groups == 1 else w.shape))
+        fixed = x.rank in (3, 4) and w.rank == x.rank and all(isinstance(d, int) for d in known)
         if not fixed or min(stride, dilation, groups) < 1 or pad < 0:
             raise self.error("conv shapes")
         channels, (outputs, inner) = x.shape[1], w.shape[:2]
-        if channels % groups or (groups > 1 and outputs % groups) or inner != channels // groups or min(w.shape[2:]) < 1:
+        if channels % groups or (groups > 1 and outputs % groups) or inner != channels // groups \
+                or min(w.shape[2:]) < 1:
             raise self.error("conv groups")
         spans = [dilation * (k - 1) + 1 for k in w.shape[2:]]
         if any(d + 2 * pad < s for d, s in zip(x.shape[2:], spans)):

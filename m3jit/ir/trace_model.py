@@ -62,7 +62,8 @@ class TraceModel:
 
     def qmatmul(self, x, w):
         x, w = self.tensor(x), self.tensor(w)
-        if x.rank < 1 or w.rank != 2 or w.dtype.name not in T.ACTIVATION_BLOCK or not self.same(x.shape[-1], w.shape[1]):
+        if x.rank < 1 or w.rank != 2 or w.dtype.name not in T.ACTIVATION_BLOCK \
+                or not self.same(x.shape[-1], w.shape[1]):
             raise self.error(f"qmatmul {x.type} by {w.type}")
         x = self.reshape(x, (*x.shape[:-1], w.shape[1]))         # the length is known now
         if w.op != "weight":
@@ -143,7 +144,7 @@ class TraceModel:
                          kv=kv.key, layer=layer, heads=heads, geometry=kv.geometry, scale=scale, causal=causal,
                          window=window, softcap=softcap, dtype=kv.dtype)
 
-    # -- drawing a token ------------------------------------------------------------------------------------------------
+    # -- drawing a token -----------------------------------------------------------------------------------------------
     def sample(self, logits, rng, *, temperature, top_k, top_p, min_p, penalty, history=None, window=0, mask=None):
         x, numbers = self.tensor(logits), (temperature, top_p, min_p, penalty)
         count = x.type.count()
@@ -158,8 +159,9 @@ class TraceModel:
             raise self.error("sample: history or mask")
         limits = ((0.0, float("inf")), (0.0, 1.0), (0.0, 1.0), (2.0 ** -126, float("inf")))
         scalars = [self._within(v, low, high) for v, (low, high) in zip(numbers, limits)]
-        drawn = self.node("sample", OpaqueType("sample"), x, self.as_scalar(rng), self.as_scalar(top_k), *scalars, *others,
-                          window=window, history=history is not None, mask=mask is not None)
+        args = (x, self.as_scalar(rng), self.as_scalar(top_k), *scalars, *others)
+        drawn = self.node("sample", OpaqueType("sample"), *args, window=window, history=history is not None,
+                          mask=mask is not None)
         words = self.node("result", TensorType(T.I64, (3,)), drawn, index=0)
         token, state, status = (self.element(words, i) for i in range(3))
         self.r.check(self.node("eq", B1T, status, self.const(0)), "a draw the interpreter refuses")

@@ -64,7 +64,8 @@ class TraceRecurrent:
         x, dt, a, b, c = map(self.tensor, (x, dt, a, b, c))
         runs = heads or groups
         count, channels = x.shape
-        if any(t.rank != 2 for t in (dt, a, b, c)) or not all(isinstance(d, int) and d for d in (channels, b.shape[1])) or \
+        matrices = all(t.rank == 2 for t in (dt, a, b, c))
+        if not matrices or not all(isinstance(d, int) and d for d in (channels, b.shape[1])) or \
                 not groups or channels % runs or runs % groups or b.shape[1] % groups:
             raise self.error("scan operands")
         d_state = b.shape[1] // groups

@@ -56,8 +56,8 @@ def untiled(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Memory:
-    """A block of f32 elements that holds one cell or several.  It is used again when it dies: nothing may keep a view of
-    `data` longer."""
+    """A block of f32 elements that holds one cell or several.  It is used again when it dies: nothing may keep a view
+    of `data` longer."""
     __slots__ = ("data", "address", "_block", "__weakref__")
 
     def __init__(self, block: spare.Block):
@@ -164,7 +164,8 @@ class CellState:
         """The cell's values, zero when it was never written.  OperandError when it has another shape."""
         if not self.fits(layer, part, shape):
             raise OperandError(f"the {part} of layer {layer} in this state is {list(self.shapes[layer, part])}; "
-                               f"this instruction needs {list(shape)}.  SSM_RESET does not change a shape: use another state")
+                               f"this instruction needs {list(shape)}.  SSM_RESET does not change a shape: use another "
+                               "state")
         found = self.array(layer, part)
         return np.zeros(shape, np.float32) if found is None else found
 

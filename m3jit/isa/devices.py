@@ -81,7 +81,8 @@ _atomic(0x97, "ATOMIC_ADD", "word + value", _add)
 _atomic(0x98, "ATOMIC_XCHG", "value", _xchg)
 
 
-@op(0x99, "WFI", route="machine", why_slow="waits for the outside", reads=("input",), writes=("scheduler",), state=OUTSIDE)
+@op(0x99, "WFI", route="machine", why_slow="waits for the outside", reads=("input",), writes=("scheduler",),
+    state=OUTSIDE)
 def wfi(m, rd: Rd("int") = None, timeout: I64[0] = -1):
     """Sleep until an interrupt is pending for this context: rd = 1; or until USER_INPUT has an item it has not read:
     rd = 2; or until TIMEOUT ns have passed (-1: without end): rd = 0.

@@ -7,8 +7,8 @@ there (the latent rows of multi-head latent attention).
 F32, F16, BF16: each number rounded once.  Q8_0: int8 numbers, and behind those of the keys (and of the values) their
 scales in F16, one per 32 features of a row (the last one of a row for what is left): keys [blocks][64], values
 [64][blocks].
-    d = f16(max|x| / 127);  q = rint(x (127 / max|x|)), 0 where that is NaN or 127 / max|x| is not finite; read as f32(d) q
-    An infinity or NaN among the 32 makes all of them NaN.
+    d = f16(max|x| / 127);  q = rint(x (127 / max|x|)), 0 where that is NaN or 127 / max|x| is not finite;
+    read as f32(d) q.  An infinity or NaN among the 32 makes all of them NaN.
 """
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def read(data: np.ndarray, g: KVGeometry, dtype: DType, count: int) -> tuple[np.
 def rows_of(data: np.ndarray, g: KVGeometry, dtype: DType, count: int) -> np.ndarray:
     """A copy of a page that has its first `count` rows and zeros behind them."""
     out = np.zeros_like(data)
-    for new, old, dim, is_key in zip(_split(out, g, dtype), _split(data, g, dtype), (g.head_dim, g.value_dim), (True, False)):
+    kinds = ((g.head_dim, True), (g.value_dim, False))
+    for new, old, (dim, is_key) in zip(_split(out, g, dtype), _split(data, g, dtype), kinds):
         if old is None:
             continue
         for view in (_numbers, _scales) if dtype.is_block else (_numbers,):

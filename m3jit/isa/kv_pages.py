@@ -10,8 +10,9 @@ million positions, 8 KiB.
 **Claims.**  Positions beyond the length of every live value are written in place, others never.  A `Claim` keeps
 positions 0 .. stop-1 of some pages: a value holds one for every page it has rows in.  A `Mark` knows the claims of its
 pages, weakly: the furthest live one says where they are free.  So a rolled back value that is the only one left writes
-where its successors have been, without a copy; and while one of them lives, in a snapshot, say, its rows are safe.  Pages
-that grow together (the last pages of a model's layers) share a mark, so that taking a position of all layers is one step.
+where its successors have been, without a copy; and while one of them lives, in a snapshot, say, its rows are safe.
+Pages that grow together (the last pages of a model's layers) share a mark, so that taking a position of all layers is
+one step.
 """
 from __future__ import annotations
 

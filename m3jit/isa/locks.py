@@ -10,8 +10,8 @@ LOCKS = StateDoc("the machine's lock table, outside the context root", "not capt
                  "not rolled back; what a context holds is released when it ends")
 
 
-@op(0x75, "LOCK", route="machine", why_slow="asks the machine's lock table", reads=("locks",), writes=("locks", "scheduler"),
-    state=LOCKS)
+@op(0x75, "LOCK", route="machine", why_slow="asks the machine's lock table", reads=("locks",),
+    writes=("locks", "scheduler"), state=LOCKS)
 def lock(m, id: R1("int") = None, rd: Rd("int") = None, number: I64[0] = 0, timeout: I64[8] = -1):
     """Take lock `id` (or NUMBER), waiting up to TIMEOUT ns (-1: without end, 0: not at all); rd = 1 taken, 0 not.
 

@@ -149,8 +149,8 @@ def matvec(xp, rd: Rd, x: R1, w: R2, bias: R3 = None, experts: R4("tensor") = No
     FP32: canonical float dots (64 lanes) with the weights' exact values.  INT8: x is quantised to int8 in blocks of the
     weights' length (32 or 256), block dots are exact integers, their combination folds over the blocks; W must be
     block-quantised [N, K].  BF16, FP16: as FP32, the result stored in that type.  Otherwise the result is F32.
-    EXPERTS [.., k], integers: W is [E, N, K], and the row of x, one for the k of them [.., K] or one for each [.., k, K],
-    is multiplied with W[e] for each e, byte for byte as with that matrix alone; bias is [E, N].
+    EXPERTS [.., k], integers: W is [E, N, K], and the row of x, one for the k of them [.., K] or one for each
+    [.., k, K], is multiplied with W[e] for each e, byte for byte as with that matrix alone; bias is [E, N].
     Traps: inner lengths that differ; INT8 with another weight type or without TRANSPOSE; experts without TRANSPOSE, an
     expert outside 0 .. E - 1."""
     if experts is None:

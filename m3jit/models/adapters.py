@@ -53,9 +53,9 @@ class Adapter:
         if architecture in SAME_ROWS:
             return name + B
         if architecture not in REORDERED:
-            raise ModelFileError(self.source.path, f"is for a {architecture} model in a GGUF file, whose rows may have "
-                                 "another order", item=f"tensor {name + B!r}", expected="a GGUF adapter, or the model as "
-                                 "a folder")
+            problem = f"is for a {architecture} model in a GGUF file, whose rows may have another order"
+            raise ModelFileError(self.source.path, problem, item=f"tensor {name + B!r}",
+                                 expected="a GGUF adapter, or the model as a folder")
         heads = model.value(f"{architecture}.attention.head_count", int)
         if part == "attn_k":
             heads = model.value(f"{architecture}.attention.head_count_kv", int, default=heads)
@@ -69,7 +69,7 @@ def is_adapter(source: Source) -> bool:
 def check_adapter(adapter: Adapter, model: Source) -> None:
     """Every tensor of the adapter belongs to a matrix of the model and has the shape it needs.
 
-    ModelFileError: another kind of file or architecture, a tensor without its partner or place, a shape that differs."""
+    ModelFileError: another kind of file or architecture, a tensor without partner or place, a shape that differs."""
     source = adapter.source
     architecture = model.value("general.architecture", str)
     for key, want in (("general.type", "adapter"), ("adapter.type", "lora"), ("general.architecture", architecture)):
@@ -85,7 +85,8 @@ def check_adapter(adapter: Adapter, model: Source) -> None:
         other = base + (B if name.endswith(A) else A)
         if base == name or other not in source.tensors:
             problem = f"has no partner {other!r}" if base != name else "belongs to no pair"
-            raise ModelFileError(source.path, problem, item=f"tensor {name!r}", expected=f"names that end in {A} and {B}")
+            raise ModelFileError(source.path, problem, item=f"tensor {name!r}",
+                                 expected=f"names that end in {A} and {B}")
         if info.ggml_type.name not in BLOCK_TYPES | FLOAT_TYPES:
             raise ModelFileError(source.path, f"has type {info.ggml_type.name}", item=f"tensor {name!r}",
                                  expected=f"one of {', '.join(sorted(BLOCK_TYPES | FLOAT_TYPES))}")
@@ -167,6 +168,6 @@ class Adapted:
         for i, adapter in enumerate(self.adapters):
             for name in (n.removesuffix(A) for n in adapter.source.tensors if n.endswith(A)):
                 if (i, name) not in self.used:
-                    raise ModelFileError(adapter.source.path, "is for a matrix that programs of this architecture use in "
-                                         "a way no adapter fits", item=f"tensor {name + A!r}",
+                    problem = "is for a matrix that programs of this architecture use in a way no adapter fits"
+                    raise ModelFileError(adapter.source.path, problem, item=f"tensor {name + A!r}",
                                          expected="pairs for the matrices of plain products")

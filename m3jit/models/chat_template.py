@@ -1,9 +1,9 @@
 """Conversations as a model was trained to read them: the chat template of a model file, filled in.
 
 A template is a jinja2 text.  It runs in jinja2's immutable sandbox, within limits (template_limits.py), with what
-templates of model files use: the variables `messages`, `tools`, `documents`, `add_generation_prompt`, `bos_token`, `eos_token`, `unk_token`, `pad_token`
-and the caller's own (such as `enable_thinking`), `raise_exception(text)`, `strftime_now(format)`, `tojson`, `break` and
-`continue`, and `{% generation %}` blocks.
+templates of model files use: the variables `messages`, `tools`, `documents`, `add_generation_prompt`, `bos_token`,
+`eos_token`, `unk_token`, `pad_token` and the caller's own (such as `enable_thinking`), `raise_exception(text)`,
+`strftime_now(format)`, `tojson`, `break` and `continue`, and `{% generation %}` blocks.
 
 Control tokens of the template become tokens; those written in messages or tools stay characters.
 """
@@ -52,8 +52,8 @@ class ChatTemplate:
         self.source = source if source is not None else tokenizer.chat_template
         if not self.source:
             raise UserError(f"{tokenizer.path}: has no chat template (metadata key 'tokenizer.chat_template'), so it "
-                            "was not made for conversations; give it a prompt as text (`m3jit run` without --chat), or a "
-                            "template (--chat-template FILE of `m3jit chat` and `m3jit serve`)")
+                            "was not made for conversations; give it a prompt as text (`m3jit run` without --chat), or "
+                            "a template (--chat-template FILE of `m3jit chat` and `m3jit serve`)")
         from jinja2 import TemplateSyntaxError
         try:
             self._environment = _environment()
@@ -100,9 +100,10 @@ class ChatTemplate:
                      **variables: Any) -> list[int] | None:
         """Token ids that follow a generated answer, for a model whose state holds everything before them.
 
-        messages: end with the answer's message and the next one.  spoken: the answer as it was generated, which may have
-        white space around it that its message lacks.  None when the template writes what came before otherwise than it
-        did when the answer was generated (some leave thoughts out), or messages hold control tokens: use `tokens`."""
+        messages: end with the answer's message and the next one.  spoken: the answer as it was generated, which may
+        have white space around it that its message lacks.  None when the template writes what came before otherwise
+        than it did when the answer was generated (some leave thoughts out), or messages hold control tokens: use
+        `tokens`."""
         messages = checked(messages)
         guard = ControlGuard(self._controls, [self.source, messages, variables])
         guard.mark([messages, variables])
@@ -131,8 +132,8 @@ class ChatTemplate:
                                  item=f"chat template, line {_line_of(error)}") from None
 
     def _rendered(self, given: dict[str, Any]) -> str:
-        """The filled template.  Most write the arguments of tool calls as JSON, some join them to their text as they are:
-        those get JSON text."""
+        """The filled template.  Most write the arguments of tool calls as JSON, some join them to their text as they
+        are: those get JSON text."""
         try:
             return self._environment.fill_in(self._template, given)
         except TypeError:

@@ -55,10 +55,14 @@ class ControlGuard:
         if isinstance(value, str):
             return self._marked(value, ends=True)
         if isinstance(value, Mapping):
-            return {self._marked(str(key), ends=False):
-                    self._marked(item, ends=False) if key in ("role", "type") and isinstance(item, str) else self.mark(item)
+            names = ("role", "type")
+            return {self._marked(str(key), ends=False): self._named(item) if key in names else self.mark(item)
                     for key, item in value.items()}
         return [self.mark(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    def _named(self, item: Any) -> Any:
+        """A role or a type, which is a name."""
+        return self._marked(item, ends=False) if isinstance(item, str) else self.mark(item)
 
     def _marked(self, text: str, ends: bool) -> str:
         made = text

@@ -45,8 +45,9 @@ class FolderTokenizer:
         self.path = os.fspath(folder / FILE_NAME)
         self._lock = threading.Lock()
         if not (folder / FILE_NAME).exists():
-            raise ModelFileError(folder, f"holds no {FILE_NAME}", remedy="Other forms of tokenisers (tokenizer.model, "
-                                 "vocab.txt) are not read: load the folder with transformers' AutoTokenizer and save it.")
+            remedy = ("Other forms of tokenisers (tokenizer.model, vocab.txt) are not read: load the folder with "
+                      "transformers' AutoTokenizer and save it.")
+            raise ModelFileError(folder, f"holds no {FILE_NAME}", remedy=remedy)
         self.json = read_json(folder / FILE_NAME, MAX_FILE_BYTES)
         self._config = read_json(folder / "tokenizer_config.json") \
             if (folder / "tokenizer_config.json").is_file() else {}
@@ -173,7 +174,7 @@ class FolderTokenizer:
         return ids
 
     def decode_bytes(self, token: int, special: bool = False) -> bytes:
-        """The bytes a token stands for: empty for special tokens unless `special`.  IndexError outside the vocabulary."""
+        """The bytes of a token: empty for special tokens unless `special`.  IndexError outside the vocabulary."""
         if not 0 <= token < len(self):
             raise IndexError(f"{self.path}: token id {token} outside the vocabulary of {len(self)}")
         text = self.vocabulary.texts[token]

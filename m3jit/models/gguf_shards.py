@@ -76,7 +76,8 @@ class GGUFShards:
         said = file.value(NUMBER, int), file.value(COUNT, int)
         if said != (number, count):
             raise ModelFileError(path, f"is part {said[0] + 1} of {said[1]} by its metadata",
-                                 item="metadata key 'split.no'", expected=f"part {number + 1} of {count}, as its name says",
+                                 item="metadata key 'split.no'",
+                                 expected=f"part {number + 1} of {count}, as its name says",
                                  remedy="Obtain the files again, all from one place.")
         return file
 

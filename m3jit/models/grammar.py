@@ -23,7 +23,7 @@ NUMBER = 240                        # of the extension; programs of other people
 VERSION = (1, 0)
 KINDS = ("json_schema", "json_object", "regex", "lark", "gbnf")
 _ANY_OBJECT = {"type": "object"}
-_LAYOUT = {"whitespace_flexible": False}   # else a model may write blanks for ever; a schema's "x-guidance" overrides it
+_LAYOUT = {"whitespace_flexible": False}   # else a model may write blanks for ever; "x-guidance" of a schema overrides
 _MISSING = ("constrained generation needs llguidance, which turns grammars into token masks: "
             "pip install 'm3jit[grammar]'")
 

@@ -84,7 +84,8 @@ def write_chunk(w: Line, context: str, interrupted: str | None, steered: bool = 
     w()
     w("forward:", "rIds [T] -> rX [T, width]")
     if interrupted is not None:
-        w(f"IF_INTERRUPT {interrupted}", "looks again when the layers are interrupted; rPos tokens are in the states then")
+        looks = "looks again when the layers are interrupted; rPos tokens are in the states then"
+        w(f"IF_INTERRUPT {interrupted}", looks)
     w("ADD rNext, rPos, rLen")
     w(f"COMPARE rNext, {context}")
     w("IF_GREATER full")

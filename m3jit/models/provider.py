@@ -100,7 +100,7 @@ class SourceModel:
 
     @property
     def content_hash(self) -> str:
-        """What tells this model from others wherever its file lies: 32 hex digits (of a file all bytes are read once)."""
+        """What tells this model from others wherever its file lies: 32 hex digits.  A file is read once as a whole."""
         if self._hash is None:
             self._hash = content_of(self.file)
         return self._hash
@@ -167,7 +167,8 @@ class Models:
         if quant:
             types = {t.ggml_type.name for t in model.file.tensors.values() if len(t.shape) == 2}
             if types - {quant}:
-                raise UserError(f"{path}: has weight matrices of {', '.join(sorted(types))}, QUANT={quant} was asked for")
+                found = ", ".join(sorted(types))
+                raise UserError(f"{path}: has weight matrices of {found}, QUANT={quant} was asked for")
         return model
 
     def adapter(self, reference: str, scale: float = 1.0) -> Adapter:

@@ -165,7 +165,8 @@ class Tokenizer:
         special: control tokens written out in the text ("<|im_start|>") become those tokens; otherwise they are
         ordinary characters, as text from outside should be. User-defined tokens are always recognised.
         add_bos, add_eos: add the begin or end token (of "bert" models the classifier and separator tokens); None: as
-        the file says. ValueError when the file has no such token but one was asked for. Invalid UTF-8 bytes and lone surrogates count as U+FFFD.
+        the file says. ValueError when the file has no such token but one was asked for. Invalid UTF-8 bytes and lone
+        surrogates count as U+FFFD.
         """
         ids = self._wanted("begin", add_bos, self.adds_bos, self.bos)
         after_special = True

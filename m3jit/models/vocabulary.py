@@ -173,8 +173,8 @@ class Vocabulary:
         self.ends = frozenset(ends - {None})
 
     def greedy_tokens(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Tokens that take the white space before them, and behind them, along.  Files do not say which: as in llama.cpp,
-        it is known by the names of models and pre-tokenisers."""
+        """Tokens that take the white space before them, and behind them, along.  Files do not say which: as in
+        llama.cpp, it is known by the names of models and pre-tokenisers."""
         name = self._file.value("general.name", str, "").lower()
         pre = self._file.value(_PREFIX + "pre", str, "")
         architecture = self._file.value("general.architecture", str, "")

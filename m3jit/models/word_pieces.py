@@ -6,7 +6,8 @@ longest token that starts it, then the longest that continues it, and so on; a w
 longer than 100 characters, becomes the unknown token.
 
 GGUF files write the start of a word as U+2581 and continue words without a mark; the library wants it the other way
-round.  llama.cpp, whose tables decompose each character to one, spells some scripts (Hangul syllables among them) otherwise.
+round.  llama.cpp, whose tables decompose each character to one, spells some scripts (Hangul syllables among them)
+otherwise.
 """
 from __future__ import annotations
 

@@ -159,7 +159,8 @@ def eliminate_dead(f: Function) -> None:
         if isinstance(n.type, TensorType):
             used.update(s for d in n.type.shape for s in dim_syms(d))
         for v in n.attrs.values():
-            used.update(s for d in (v if isinstance(v, tuple) else (v,)) if isinstance(d, (Sym, DimExpr)) for s in dim_syms(d))
+            values = v if isinstance(v, tuple) else (v,)
+            used.update(s for d in values if isinstance(d, (Sym, DimExpr)) for s in dim_syms(d))
     f.syms = {s: where for s, where in f.syms.items() if s in used}
     needed = {key for key, _ in f.syms.values()}
     for key in [k for k, n in f.inputs.items() if n not in live and k not in needed and k not in f.read]:

@@ -21,6 +21,7 @@ from m3jit.models.program import Compiler, generation
 
 GENERATORS = (Llama, Qwen2, Qwen3, Qwen3Moe, Gemma2, Gemma3, Phi3, Olmo2, DeepSeek2, BitNet, Mamba,
               Mamba2, Jamba, GraniteHybrid)
-EMBEDDERS: dict[str, Embedder] = {model.name: hidden_states(model) for model in GENERATORS} | {Bert.name: encoding(Bert)}
+EMBEDDERS: dict[str, Embedder] = {model.name: hidden_states(model) for model in GENERATORS} | {
+    Bert.name: encoding(Bert)}
 ARCHITECTURES: dict[str, Compiler] = {model.name: generation(model) for model in GENERATORS} | {
     Bert.name: as_stated(Bert.name, EMBEDDERS[Bert.name])}

@@ -3,9 +3,9 @@
     g = Wrouter n;  (s, e) = the `used` largest of g;  p = softmax(s)
     y = sum_j scale p_j Wdown[e_j] (silu(Wgate[e_j] n) * (Wup[e_j] n)), plus what a block that all tokens share gives
 
-softmax of the chosen scores is what softmax of all of them gives once the chosen ones are divided by their sum (Mixtral,
-Jiang et al. 2024; Qwen 3).  Weights of experts are tensors [experts, rows, columns]; `MATVEC EXPERTS=` multiplies with
-the chosen ones alone, so a token costs what its experts cost.
+softmax of the chosen scores is what softmax of all of them gives once the chosen ones are divided by their sum
+(Mixtral, Jiang et al. 2024; Qwen 3).  Weights of experts are tensors [experts, rows, columns]; `MATVEC EXPERTS=`
+multiplies with the chosen ones alone, so a token costs what its experts cost.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from m3jit.models.program import Writer
 
 
 class Experts(Decoder):
-    """A decoder whose feed-forward layers are experts of `expert_hidden` elements, or dense where there are no experts."""
+    """A decoder whose feed-forward layers are experts of `expert_hidden` elements, or dense if there are no experts."""
     experts = used = 0
     expert_hidden = 0
     shared = 0                                         # elements of the block that every token takes besides
@@ -38,7 +38,8 @@ class Experts(Decoder):
                           "ffn_up_shexp.weight": (self.shared, self.width),
                           "ffn_down_shexp.weight": (self.width, self.shared)} if self.shared else {}
         return {"ffn_gate_inp.weight": (e, self.width), "ffn_gate_exps.weight": (e, hidden, self.width),
-                "ffn_up_exps.weight": (e, hidden, self.width), "ffn_down_exps.weight": (e, self.width, hidden), **shared}
+                "ffn_up_exps.weight": (e, hidden, self.width), "ffn_down_exps.weight": (e, self.width, hidden),
+                **shared}
 
     def feed_forward(self, w: Writer, i: int) -> None:
         if not self.experts:
