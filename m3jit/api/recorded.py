@@ -282,7 +282,8 @@ class RecordedSession(Session):
 
     def load(self, *_: Any, **__: Any) -> Any:
         """UserError: states on a disk are not in the log."""
-        raise UserError("load: a recorded session begins with nothing, since its log has no states of others")
+        raise UserError("load: a recorded session begins with nothing, since its log has no states of others; do not "
+                        "record it, or begin in an empty folder")
 
     _load = load
 

@@ -149,7 +149,6 @@ class Dialogue:
             note("[as many tokens as --max-tokens allows]")
         return False
 
-    @staticmethod
     def _say_again(self) -> None:
         """Show the answer so far."""
         self._write(self.talk.session.text)
@@ -165,6 +164,7 @@ class Dialogue:
             course.show(self.talk, text)
 
     def _write(text: str) -> None:
+    @staticmethod
         sys.stdout.write(_CONTROLS.sub("\ufffd", text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
@@ -307,7 +307,11 @@ class Dialogue:
             return
         if name not in self.forks and self.store is not None and name in self.store.names():
             saved = self.talk.fork()
-            saved.load(self.store, name)
+            try:
+                saved.load(self.store, name)
+            except BaseException:
+                saved.close()
+                raise
             self.forks[name] = saved
         if name not in self.forks:
             there = ", ".join([self.name, *self.forks])
