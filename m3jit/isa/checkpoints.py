@@ -15,6 +15,8 @@ def checkpoint_save(m, what: R1("snapshot", "state", "tensor", banks=(GPR, STATE
     """Write a snapshot (absent: the context as it is before this instruction), a state or a tensor to the store PATH.
 
     PATH is a folder in the machine's files, made when it is not there.  Blocks it has are not written again.
+    Snapshots that the context names are saved with it; what ABORT leaves as it is (other contexts, SHARED, what rings
+    hold) is not saved either: FORK PERSIST does that.
     rd = bytes of blocks written.  What was saved is on the disk when the instruction is done: after a crash at any
     moment the folder has it, or what was saved before.  Traps: no room; not permitted; a folder in use or of something
     else; a value without a form on a disk."""
@@ -27,5 +29,6 @@ def checkpoint_restore(m, rd: Rd("snapshot", "state", "tensor", banks=(GPR, STAT
     """rd = what CHECKPOINT_SAVE wrote to PATH last: a snapshot, which RESTORE or ABORT puts back, a state or a tensor.
 
     RESUME of a snapshot that was the context itself goes on behind its CHECKPOINT_SAVE.  Every byte is checked against
-    its hash.  Traps: a missing or damaged store; one that another program wrote, or one that uses another model."""
+    its hash.  Traps: a missing or damaged store; one that another program wrote, or one that uses another model; a
+    position in a ring that this run never had."""
     return m.restore_checkpoint(m.text(path))

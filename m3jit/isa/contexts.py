@@ -13,9 +13,9 @@ _CONTEXTS = StateDoc("the scheduler, outside the root", "not captured", "context
 def fork(m, rd: Rd("snapshot"), persist: Flag(7) = False):
     """rd = a snapshot handle; then capture the context (so that after ABORT rd still names it).
 
-    PERSIST: the snapshot is also committed to the machine's store (`m3jit run --store`) before the instruction is done;
-    a run that is started again goes on there.  Traps: PERSIST without a store; no room; a value without a form on a
-    disk."""
+    PERSIST: the machine is also committed to its store (`m3jit run --store`) before the instruction is done: this
+    context behind it, all others where they stand, and what they share.  A run that is started again goes on there.
+    Traps: PERSIST without a store; no room; a value without a form on a disk."""
     m.snapshot(rd, persist)
 
 
