@@ -163,8 +163,8 @@ class Dialogue:
         if (course := getattr(self.talk, "course", None)) is not None:
             course.show(self.talk, text)
 
-    def _write(text: str) -> None:
     @staticmethod
+    def _write(text: str) -> None:
         sys.stdout.write(_CONTROLS.sub("\ufffd", text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 

@@ -57,14 +57,14 @@ def replay(log: str, program: str | None, moved: tuple[str, ...], quiet: bool, m
     from m3jit.cli.debugging import quiet as hushed
     from m3jit.cli.machine import limit_memory
     from m3jit.cli.run import check_files
-    from m3jit.timetravel.replay import Replay
     from m3jit.timetravel.log_file import LogReader
+    from m3jit.timetravel.replay import Replay
     limit_memory(memory_limit)
-    if options["files"] is not None:
     if "talk" in LogReader(log).head:
         if program is not None or options.pop("files") is not None:
             raise UsageError(f"{log}: is a log of a session; it takes no PROGRAM, and wrote no --files")
         return _replay_talk(log, moved, quiet, **options)
+    if options["files"] is not None:
         check_files(options["files"])
     given = what.open_program(what.find(program)) if program is not None else None
     again = Replay(log, what.LazyModels(), options["backend"], options["threads"], given, options["files"],
