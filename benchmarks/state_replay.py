@@ -45,8 +45,42 @@ class Clock:
         return (self.count - 1) / (self.last - self.first)
 
 
+def conversation(setup: Setup) -> list[Row]:
+    """Two rows: a conversation repeated, and recorded, against one that is not: an answer's tokens behind the first."""
+    from m3jit.api.conversation import Conversation
+    from m3jit.api.generation import LanguageModel
+    from m3jit.api.recorded import RecordedConversation
+    from m3jit.api.replayed import TalkReplay
+    from m3jit.models.provider import Models
+    models = Models()
+    model = LanguageModel(str(setup.smollm2), models)
+
+    def said(talk: Conversation) -> float:
+        clock = Clock()
+        for piece in talk.say("Tell me about a river that rises in the mountains."):
+            clock.write(piece, True)
+        talk.close()
+        return clock.speed
+
+    def repeated(path: Path) -> float:
+        clock = Clock()
+        TalkReplay(str(path), models, write=lambda text: text != "\n" and clock.write(text, True)).run()
+        return clock.speed
+
+    settings: dict[str, Any] = {"max_tokens": TOKENS, "seed": 1}
+    with tempfile.TemporaryDirectory(prefix="m3jit-replay-") as folder:
+        log = Path(folder) / "talk.log"
+        found = [(said(Conversation(model, **settings)), said(RecordedConversation(log, model, **settings)),
+                  repeated(log)) for _ in range(RUNS + 1)][1:]
+    by_replay = statistics.median(c / a for a, _, c in found)
+    by_recording = statistics.median(b / a for a, b, _ in found)
+    return [Row("replay of a recorded conversation", f">= {BOUND} of its speed", f"{by_replay:.3f}",
+                by_replay >= BOUND),
+            Row("recording a conversation", STATED, f"{by_recording:.3f} of the speed without", None)]
+
+
 def measure(setup: Setup) -> list[Row]:
-    """Three rows: replay against run, recording against run, bytes of the log for each token."""
+    """Five rows: replay against run, recording against run, bytes of the log for each token; and of a conversation."""
     from m3jit.models.program import Options
     from m3jit.models.provider import Models
     from m3jit.timetravel.record import Recording
@@ -86,4 +120,4 @@ def measure(setup: Setup) -> list[Row]:
     return [Row(NAME, f">= {BOUND} of the run's speed", f"{by_replay:.3f} ({repeated:.0f} against {plain:.0f} tokens/s)",
                 by_replay >= BOUND),
             Row("recording a run", STATED, f"{by_recording:.3f} of the speed without ({recorded:.0f} tokens/s)", None),
-            Row("a log", STATED, f"{size:.0f} bytes for each token, the program included", None)]
+            Row("a log", STATED, f"{size:.0f} bytes for each token, the program included", None), *conversation(setup)]
