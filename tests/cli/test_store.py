@@ -62,6 +62,60 @@ def test_input_that_was_read_is_not_read_again(capfd, tmp_path):
     assert call(capfd, "run", program, *inputs, "--store", tmp_path / "s").out == "three\n"
 
 
+PAIR = """
+    LOADI rSum, 0
+    FORK rC, maker, GREEN
+go:
+    SENSE rText, RING, NAME="numbers"
+    SENSE rLine, rHow, USER_INPUT, NON_BLOCKING
+    ADD rSum, rSum, 1
+    STREAM rText
+    STREAM rLine, LINE
+    COMPARE rSum, 12
+    IF_LESS go
+    KILL_CONTEXT rC
+    HALT
+maker:
+    ADD rN, rN, 1
+    STREAM rN, RING, NAME="numbers"
+    JUMP maker
+"""
+
+
+def test_other_contexts_and_what_is_between_them_go_on(capfd, tmp_path):
+    """Stopped again and again, with a full ring and a context that waits for space in it."""
+    (tmp_path / "pair.m3asm").write_text(PAIR)
+    command = ("run", tmp_path / "pair.m3asm", "--bind", "rN=0", *(x for word in "abcde" for x in ("--prompt", word)))
+    straight = call(capfd, *command)
+    assert straight.out.split() == [f"{i}{word}" for i, word in zip(range(1, 13), [*"abcde"] + [""] * 7)]
+    said, stops = "", 0
+    while True:
+        got = call(capfd, *command, "--store", tmp_path / "s", "--max-steps", 23)
+        said += got.out
+        if got.code == 0:
+            break
+        stops += 1
+        assert got.code == 4 and f"version {stops} is where it was stopped; the same command goes on" in got.err
+    assert said == straight.out and stops > 2
+    assert call(capfd, *command, "--store", tmp_path / "s").out == straight.out        # it ended: it begins again
+
+
+def test_ctrl_c_keeps_all_contexts(tmp_path):
+    (tmp_path / "pair.m3asm").write_text(PAIR.replace("COMPARE rSum, 12", "COMPARE rSum, 0").replace("IF_LESS go", "JUMP go"))
+    command = ("run", tmp_path / "pair.m3asm", "--bind", "rN=0", "--store", tmp_path / "s")
+    said: list[bytes] = []
+    for _ in range(2):
+        process = start(*command)
+        said += [process.stdout.readline() for _ in range(40)]
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=120)
+        said += rest.splitlines(keepends=True)
+        assert process.returncode == 130 and b"is where it was stopped" in err, err
+    # between an item and its end of line it may have been stopped
+    numbers = b"".join(said).split()
+    assert numbers == [b"%d" % i for i in range(1, len(numbers) + 1)] and len(numbers) > 79
+
+
 def test_a_killed_run_goes_on(capfd, tmp_path):
     (tmp_path / "endless.m3asm").write_text(ENDLESS)
     command = ("run", tmp_path / "endless.m3asm", "--store", tmp_path / "s", "--bind", 'rLine="x"')
