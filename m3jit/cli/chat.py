@@ -15,9 +15,9 @@ from m3jit.cli.terminal import keep_inputs, note
 from m3jit.errors import UserError
 
 @click.command(epilog="Without a terminal, each line of standard input is a message. Lines that begin with / are "
-                      "commands; /help lists them. A line that cannot be obeyed is said on standard error; those behind "
-                      "it are taken, and the exit code is 1. On a terminal Esc or Ctrl-C pauses an answer: the arrow keys pick a "
-                      "place, what is typed goes there, and Enter lets the answer go on from it.")
+                      "commands; /help lists them. A line that cannot be obeyed is said on standard error; those "
+                      "behind it are taken, and the exit code is 1. On a terminal Esc or Ctrl-C pauses an answer: the "
+                      "arrow keys pick a place, what is typed goes there, and Enter lets the answer go on from it.")
 @click.argument("model")
 @sampling_options
 @click.option("--seed", type=Whole(-2 ** 63, 2 ** 64 - 1), metavar="N",

@@ -76,5 +76,6 @@ class LazyGroup(click.Group):
 def group() -> None:
     """m3jit runs M3-AVM bytecode: models of every kind as instructions, compiled to native code.
 
-    Start with `m3jit run` (the embedded default model), `m3jit run model.gguf -p "A prompt"` or `m3jit run hello.m3asm`.
+    Start with `m3jit run` (the embedded default model), `m3jit run model.gguf -p "A prompt"` or `m3jit run
+    hello.m3asm`.
     """

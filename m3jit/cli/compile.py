@@ -36,7 +36,10 @@ def compile_model(model: str, output: str, sampling: dict[str, Any], seed: int |
     if os.path.splitext(output)[1].lower() not in (".m3b", ".m3asm") and output != "-":
         raise UsageError(f"{output}: give the output a name that ends in .m3b (program) or .m3asm (source)")
     keep_inputs(output, what.reference)
-    named = nameable(reference, "--reference") if reference else (what.reference if not os.path.exists(what.reference) else os.path.abspath(what.reference))
+    if reference:
+        named = nameable(reference, "--reference")
+    else:
+        named = os.path.abspath(what.reference) if os.path.exists(what.reference) else what.reference
     models = Models()
     loaded = models.load(what.reference)
     seed = None if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63

@@ -214,7 +214,8 @@ class Adapter:
     def _set_lines(self, arguments: dict) -> dict[str, Any]:
         source = argument(arguments, "source", dict, "an object with the 'path' of a file")
         path = argument(source, "path", str, "the path of a file")
-        wanted = [f"{os.path.basename(path)}:{argument(b, 'line', int, 'the number of a line')}" for b in _breaks(arguments)]
+        lines = [argument(b, "line", int, "the number of a line") for b in _breaks(arguments)]
+        wanted = [f"{os.path.basename(path)}:{line}" for line in lines]
         for number in self._lines.pop(path, []):
             self.debugger.delete(number)
         self._lines[path] = numbers = []

@@ -44,10 +44,10 @@ class Commands:
                 ("l layer", self._layer), ("bl", self._layer_back), ("c continue", self._continue),
                 ("rc reverse", self._reverse), ("go", self._go), ("break", self._break), ("watch", self._watch),
                 ("stops", self._stops), ("delete", self._delete), ("where", self._where), ("list", self._list),
-                ("regs", self._regs), ("frames", self._frames), ("contexts", self._contexts), ("context", self._context),
-                ("snapshots", self._snapshots), ("output", self._output), ("print", self._print),
-                ("picture", self._picture), ("memory", self._memory), ("state", self._state), ("mark", self._mark),
-                ("diff", self._diff), ("help", self._help), ("quit exit q", self._quit)):
+                ("regs", self._regs), ("frames", self._frames), ("contexts", self._contexts),
+                ("context", self._context), ("snapshots", self._snapshots), ("output", self._output),
+                ("print", self._print), ("picture", self._picture), ("memory", self._memory), ("state", self._state),
+                ("mark", self._mark), ("diff", self._diff), ("help", self._help), ("quit exit q", self._quit)):
             for name in names.split():
                 self._table[name] = function
 
@@ -182,7 +182,8 @@ class Commands:
     def _picture(self, rest: str) -> Iterator[str]:
         value = self._value(rest)
         if not isinstance(value, Tensor):
-            raise UserError(f"{rest} holds {views.brief_value(value, self.context)}; there are pictures of tensors only")
+            found = views.brief_value(value, self.context)
+            raise UserError(f"{rest} holds {found}; there are pictures of tensors only")
         yield from views.picture(value)
 
     def _memory(self, rest: str) -> Iterator[str]:

@@ -129,7 +129,8 @@ def _with_input(options: dict[str, Any]) -> dict[str, Any]:
     """Standard input is the debugger's: what the program reads is given by options."""
     from m3jit.cli.what import find
     if "-" in options["inputs"]:
-        raise UsageError("--input -: standard input is where the debugger's commands come from; give --prompt or a file")
+        raise UsageError("--input -: standard input is where the debugger's commands come from; give --prompt or a "
+                         "file")
     found = find(options["what"])
     if found.kind == "model" and not options["prompts"] and not options["inputs"]:
         if not found.is_default:
@@ -145,8 +146,9 @@ debug = click.Command(
                          help="Execute a command instead of those typed. Repeated: in order."),
             click.Option(["--dap", "adapter"], is_flag=True,
                          help="Speak the Debug Adapter Protocol on standard input and output, for editors."),
-            click.Option(["--model", "moved"], multiple=True, metavar="FILE", help="A log's model that lies elsewhere now.")],
+            click.Option(["--model", "moved"], multiple=True, metavar="FILE",
+                         help="A log's model that lies elsewhere now.")],
     epilog="`help` in the debugger lists its commands. Standard input that is no terminal is a script of commands.",
-    help="""Go through a run forward and backward: of a LOG that `m3jit record` wrote, or of WHAT, which is run with the options of
-`m3jit run`. Every step back is exact: the machine goes back to a state that was put aside and runs from there, with what
-came from outside answered from what was noted.""")
+    help="""Go through a run forward and backward: of a LOG that `m3jit record` wrote, or of WHAT, which is run with the
+options of `m3jit run`. Every step back is exact: the machine goes back to a state that was put aside and runs from
+there, with what came from outside answered from what was noted.""")

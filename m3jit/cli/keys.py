@@ -36,8 +36,8 @@ def available() -> bool:
 def single_keys(redraw: Callable[[], Any] = lambda: None) -> Iterator[int]:
     """While inside, keys come one by one and are not shown; gives the terminal's file descriptor.
 
-    Ctrl-C and Ctrl-Z still are signals.  When the process is put to sleep the mode of before holds, and `redraw` is called
-    when it wakes up.  The mode of before also comes back when it is ended by a signal."""
+    Ctrl-C and Ctrl-Z still are signals.  When the process is put to sleep the mode of before holds, and `redraw` is
+    called when it wakes up.  The mode of before also comes back when it is ended by a signal."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     mode = termios.tcgetattr(fd)

@@ -13,9 +13,9 @@ from m3jit.errors import UserError
 WINDOW = 512
 
 
-@click.command(epilog="Perplexity = e^(mean of -log p) over all scored tokens. The text is cut into windows of N tokens, "
-                      "each read from an empty context; its first token is not scored. Tokens after the last whole "
-                      "window are left out.")
+@click.command(epilog="Perplexity = e^(mean of -log p) over all scored tokens. The text is cut into windows of N "
+                      "tokens, each read from an empty context; its first token is not scored. Tokens after the last "
+                      "whole window are left out.")
 @click.argument("model")
 @click.argument("file")
 @click.option("--window", "-w", type=Whole(2), metavar="N",
@@ -53,8 +53,8 @@ def perplexity(model: str, file: str, window: int | None, max_windows: int | Non
     finally:
         progress.step("", 1, 1)
     mean = total / count
-    click.echo(f"perplexity {math.exp(min(700.0, mean)):.4f}: {count} tokens in {len(windows)} window{'s' * (len(windows) > 1)} of {size}, "
-               f"{mean:.6f} nats each")
+    cut = f"{len(windows)} window{'s' * (len(windows) > 1)} of {size}"
+    click.echo(f"perplexity {math.exp(min(700.0, mean)):.4f}: {count} tokens in {cut}, {mean:.6f} nats each")
     return 0
 
 

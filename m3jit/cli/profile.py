@@ -2,7 +2,8 @@
 
 Interpreted instructions are timed one by one.  A compiled region that launches kernels is walked launch by launch with
 the same native kernels, so that each opcode's share shows; this costs some microseconds per launch, listed as the time
-between launches: a run with --profile is slower than one without.  Regions of scalar code alone run as they are and are timed as a whole.
+between launches: a run with --profile is slower than one without.  Regions of scalar code alone run as they are and are
+timed as a whole.
 """
 from __future__ import annotations
 

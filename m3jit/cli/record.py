@@ -17,7 +17,8 @@ record = click.Command(
     "record", callback=_record,
     params=[*run.params, click.Option(["--output", "-o", "log"], required=True, metavar="LOG", help="The log.")],
     epilog="`m3jit replay LOG` repeats the run; `m3jit debug LOG` looks at it forward and backward.",
-    help="""Run WHAT as `m3jit run` does, with the same options, and write everything it gets from outside to a log: input,
-clocks, the seed, interrupts; the program itself; and what left it, for comparison. Models are known by their content.
+    help="""Run WHAT as `m3jit run` does, with the same options, and write everything it gets from outside to a log:
+input, clocks, the seed, interrupts; the program itself; and what left it, for comparison. Models are known by their
+content.
 
 A recording that is killed can be replayed as far as it came.""")

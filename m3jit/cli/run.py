@@ -36,8 +36,9 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
               help='Set a register first: 5, 0.5, "text", [[1, 2], [3, 4]], f32[4, 8] (zeros), @FILE.npy.')
 @click.option("--show", "shown", multiple=True, metavar="rX", help="Print a register afterwards, on standard error.")
 @click.option("--files", metavar="FOLDER", default=".", help="Folder the program may read and write [.].")
-@click.option("--store", metavar="FOLDER", help="Keep versions there that FORK PERSIST commits; a run that was stopped or "
-              "killed goes on at the last one when it is started again.")
+@click.option("--store", metavar="FOLDER",
+              help="Keep versions there that FORK PERSIST commits; a run that was stopped or killed goes on at the "
+              "last one when it is started again.")
 @click.option("--checkpoint-every", type=Whole(1, 2 ** 31 - 1), metavar="N",
               help="With --store, of a model: commit a version every N tokens, for runs that are killed [never].")
 @click.option("--search", "-I", multiple=True, metavar="FOLDER", help="Look here too for FILE= and .import.")
@@ -47,7 +48,8 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
 @click.option("--max-steps", type=STEPS, metavar="N", help="Stop after N instructions (exit code 4).")
 @click.option("--timeout", type=SECONDS, metavar="SECONDS",
               help="Stop after this time (exit code 4).")
-@click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory, such as 512M or 2G [three quarters of what is free].")
+@click.option("--memory-limit", type=Size(), metavar="SIZE",
+              help="Most memory, such as 512M or 2G [three quarters of what is free].")
 @click.option("--snapshot-window", type=Whole(0), metavar="N",
               help="Keep the newest N snapshots though no register names them [64].")
 @click.option("--snapshot-memory", type=Size(), metavar="SIZE", help="Most memory that snapshots alone may hold [4G].")
@@ -59,8 +61,8 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
               help='Print each region\'s IR after a pass ("lift": before all, "all": after each).')
 @click.option("--checked", is_flag=True, help="Verify IR after each pass; run each region on the interpreter as well.")
 def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
-    """Run WHAT: a program (.m3b or .m3asm), a model file (.gguf), a model's folder (with a config.json) or the name of a
-    model (`m3jit model list`).
+    """Run WHAT: a program (.m3b or .m3asm), a model file (.gguf), a model's folder (with a config.json) or the name of
+    a model (`m3jit model list`).
 
     Without WHAT, the embedded default model continues the prompt.
     """
@@ -115,8 +117,8 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
     compiled = model_options(sampling, context=options["context"], checkpoint_every=options["checkpoint_every"] or 0)
     if not model.generates:
         if sys.stdout.isatty():
-            raise UserError(f"{found.reference}: gives vectors, not text; `m3jit embed {found.reference} TEXT` prints them "
-                            "(run writes an array, .npy, to a file or a pipe)")
+            raise UserError(f"{found.reference}: gives vectors, not text; `m3jit embed {found.reference} TEXT` prints "
+                            "them (run writes an array, .npy, to a file or a pipe)")
         text = _prompt(found, prompts, options)
         program = models.models.program(model, found.reference, compiled)
         return _run(_machine(program, models, limit, options), program, [text], options)
@@ -129,8 +131,9 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
         program = models.models.program(model, found.reference, compiled)
         return _run(_machine(program, models, limit, options), program, [ids], options)
     if options["store"] is not None:
-        raise UsageError(f"--store: {', '.join(steered.given(options))} are decided outside the program, token by token; a "
-                         "store holds what a program does by itself. Leave them out")
+        outside = ", ".join(steered.given(options))
+        raise UsageError(f"--store: {outside} are decided outside the program, token by token; a store holds what a "
+                         "program does by itself. Leave them out")
     machine = {"max_steps": options["max_steps"], "timeout": options["timeout"], "profile": options["profile"]}
     recording = options["recording"]
     if recording is not None:

@@ -76,5 +76,6 @@ def refuse_for_programs(sampling: dict[str, Any], name: str, others: dict[str, b
     """These options are written into a model's program; an existing program has its own."""
     wrong = [f"--{n.replace('_', '-')}" for n in sampling] + [n for n, given in others.items() if given]
     if wrong:
-        raise UsageError(f"{', '.join(wrong)}: belong{'s' * (len(wrong) == 1)} to model files; {name} is a program already and does what it says "
-                        "(compile the model anew, or set the program's registers with --bind)")
+        belong = "belongs" if len(wrong) == 1 else "belong"
+        raise UsageError(f"{', '.join(wrong)}: {belong} to model files; {name} is a program already and does what it "
+                        "says (compile the model anew, or set the program's registers with --bind)")

@@ -22,7 +22,8 @@ def steering_options(function: Callable) -> Callable:
     for option in (
             click.option("--regex", metavar="PATTERN", help="Write only what the pattern matches."),
             click.option("--grammar", metavar="FILE",
-                         help="Write only what a grammar allows: .gbnf (llama.cpp's form) or llguidance's own (.lark)."),
+                         help="Write only what a grammar allows: .gbnf (llama.cpp's form) or llguidance's own "
+                         "(.lark)."),
             click.option("--json-schema", metavar="FILE", help="Write JSON that the schema allows."),
             click.option("--logprobs", type=Whole(0, 20), metavar="N",
                          help="Print each token's log-probability, and the N likeliest, on standard error."),
@@ -44,7 +45,8 @@ def settings(sampling: dict[str, Any], options: dict[str, Any]) -> Any:
     from m3jit.cli.sampling import TEMPERATURE
     values = {name: value for name, value in sampling.items() if name not in ("temp", "kv_type", "lora")}
     return Settings(**values, temperature=sampling.get("temp", TEMPERATURE), seed=options["seed"],
-                    stop=options["stops"], logprobs=options["logprobs"], context=options["context"], grammar=_grammar(options))
+                    stop=options["stops"], logprobs=options["logprobs"], context=options["context"],
+                    grammar=_grammar(options))
 
 
 def _grammar(options: dict[str, Any]) -> Any:

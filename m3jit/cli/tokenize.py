@@ -17,7 +17,8 @@ from m3jit.errors import UserError, brief, printable
 @click.argument("text", required=False)
 @click.option("--pieces", is_flag=True, help="A line for each token: its id, what it stands for, its kind.")
 @click.option("--decode", is_flag=True, help="TEXT is token ids; print the text they stand for.")
-@click.option("--special", is_flag=True, help="Control tokens written in the text are tokens; --decode writes them out.")
+@click.option("--special", is_flag=True,
+              help="Control tokens written in the text are tokens; --decode writes them out.")
 @click.option("--bare", is_flag=True, help="Leave out the start and end tokens that the model's file asks for.")
 def tokenize(model: str, text: str | None, pieces: bool, decode: bool, special: bool, bare: bool) -> int:
     """Print the token ids of TEXT by the tokeniser of MODEL (a file, a folder, a model's name, or "default")."""

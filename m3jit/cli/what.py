@@ -62,8 +62,8 @@ def find(name: str | None) -> What:
         if suffix == ".safetensors":
             raise UserError(f"{name}: holds weights alone; give its folder, which says what they are (config.json)")
         if b"\0" in start and suffix != ".m3asm":
-            raise UserError(f"{name}: is no text, so no program's source, and no container (.m3b) or model file (.gguf) "
-                            "either; models are read as .gguf files or folders with .safetensors files")
+            raise UserError(f"{name}: is no text, so no program's source, and no container (.m3b) or model file "
+                            "(.gguf) either; models are read as .gguf files or folders with .safetensors files")
         return What("source", name)
     from m3jit.models import store
     if name in store.SOURCES:
