@@ -175,6 +175,7 @@ class Whole:
         self.stores += [attribute(vm.memory, "shared", pages), attribute(vm.memory, "_counted", MOST),    # count them anew
                         attribute(vm.scheduler, "contexts", self.contexts),
                         attribute(vm, "_first_trap", _trap(trap)), attribute(vm, "_slicing", None),
+                        *(attribute(c, "ahead", None) for c in vm.scheduler.contexts.values()),     # (see Scheduler.remove)
                         *self._window(window)]
 
     def _context(self, entry: list[Any]) -> None:

@@ -1,24 +1,30 @@
 """Nothing of a machine is left out without a word: every field of it is stored, or named here with the reason."""
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import m3jit
 from m3jit.cli.machine import StandardInput
-from m3jit.durable import Store
+from m3jit.durable import Store, StoreError
 from m3jit.durable.states import CODECS
+from m3jit.durable.tree import TREE, as_bytes, refs, unpack
+from m3jit.isa.types import Tensor
 from m3jit.vm.audio_ring import AudioRing
 from m3jit.vm.context import Context, Root
 from m3jit.vm.memory import IN_ROOT
 from m3jit.vm.scheduler import Scheduler
 from m3jit.vm.snapshots import Snapshot
 from m3jit.vm.sources import QueueSource
-from m3jit.vm.streams import Ring
+from m3jit.vm.streams import Item, Ring
 from m3jit.vm.vm import VM
 from tests.durable.programs import team
+from tests.durable.simulated_disk import SimulatedDisk
 
 ROOT = {"R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts", "model"}
 STORED = {                         # beside the roots, in a whole machine
@@ -125,3 +131,92 @@ def test_a_first_read_of_sound_begins_where_it_began(tmp_path):
         each.sources["AUDIO_PCM"].push(np.zeros(5, np.float32))
         with pytest.raises(m3jit.Trap, match="frame 0 is beyond its reach, 1000 frames"):
             each.step(2)
+
+
+# -- rings and queues of any content ----------------------------------------------------------------------------------
+arrays = st.builds(lambda raw, n: np.frombuffer(raw[:len(raw) // n * n] or bytes(n), f"i{n}"), st.binary(max_size=40),
+                   st.sampled_from([1, 2, 4, 8]))
+given_items = st.one_of(st.text(max_size=30), st.binary(max_size=700), st.integers(-2 ** 63, 2 ** 63 - 1), st.floats(), arrays,
+                        arrays.map(Tensor.of))
+ring_items = st.one_of(st.builds(Item, st.just("TEXT"), st.binary(max_size=30)), st.builds(Item, st.just("RAW"), st.binary()),
+                       st.builds(Item, st.just("TENSOR"), arrays.map(Tensor.of)),
+                       st.builds(lambda a, rate: Item("AUDIO_PCM", a.reshape(-1, 1).astype(np.float32), rate), arrays,
+                                 st.integers(1, 48000)))
+
+
+def plainly(value: Any) -> Any:
+    """Something that compares."""
+    if isinstance(value, Tensor):
+        value = value.numpy()
+    return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else repr(value)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(given_items, max_size=150), st.lists(ring_items, max_size=150), st.integers(0, 10 ** 12), st.booleans())
+def test_rings_and_queues_of_any_content_come_back(pushed, written, base, closed):
+    vm, other = (m3jit.VM(m3jit.assemble("HALT")) for _ in range(2))
+    queue, ring = vm._queue("USER_INPUT"), vm.machine.ring("r")
+    queue.items.extend(pushed), ring.items.extend(written)
+    queue.base = ring.base = base
+    queue.taken, ring.taken = base + len(pushed) // 2, base + len(written) // 2
+    queue.closed = ring.closed = closed
+    ring.dropped = 7
+    with Store.open(Path("/disk/store"), files=SimulatedDisk()) as store:
+        store.commit(vm, "a")
+        assert store.verify() == []
+        again = store.commit(vm, "a")
+        assert again.bytes < 1500                      # only what names the groups
+        store.compact()
+        store.restore(other, "a")
+    got = other.rings["r"]
+    assert (got.base, got.taken, got.closed, got.dropped, got.capacity) == (base, ring.taken, closed, 7, ring.capacity)
+    assert [(i.form, i.rate, plainly(i.data)) for i in got.items] == [(i.form, i.rate, plainly(i.data)) for i in written]
+    if pushed or base or closed:
+        queue, found = other.sources["USER_INPUT"], queue
+        assert (queue.base, queue.taken, queue.closed) == (base, found.taken, closed)
+        assert list(map(plainly, queue.items)) == list(map(plainly, pushed))
+
+
+def test_inner_trees_are_verified_compacted_and_repaired(tmp_path):
+    """A context and a snapshot have blocks of their own, which name others."""
+    vm, folder = team(), tmp_path / "s"
+    vm.step(60)
+    with Store.open(folder) as store:
+        store.commit(vm, "a")
+        vm.step(30)
+        store.commit(vm, "a")
+        inner = [ref for ref in refs(store.read(store.latest("a"))) if ref.item == TREE]
+        old = {ref.hash for ref in refs(store.read(store.latest("a", 1)))}
+        new = next(ref for ref in inner if ref.hash not in old)
+        within = next(ref for each in inner for ref in refs(unpack(store.bytes_of(as_bytes(each), 1 << 20))))
+        assert within.hash in set(store.needs(store.latest("a"))) and store.verify() == []
+        store.compact(keep=2)
+        assert store.verify() == []
+        place = store.blocks.index[new.hash]
+        path = store.blocks.path(place.segment)
+    raw = bytearray(path.read_bytes())
+    raw[place.offset + 40] ^= 1
+    path.write_bytes(raw)
+    with Store.open(folder) as store:
+        wrong = store.verify()
+        assert len(wrong) == 1 and wrong[0].startswith("a version 2: ") and "does not match its checksum" in wrong[0]
+        with pytest.raises(StoreError, match=f"damaged at byte {place.offset}: block .* does not match its checksum"):
+            store.restore(team(), "a")
+        store.restore(team(), "a", 1)
+    with Store.open(folder, repair=True) as store:
+        assert [v.number for v in store.versions["a"]] == [1] and store.verify() == []
+
+
+def test_a_run_says_itself_that_it_ended(tmp_path):
+    program = m3jit.assemble("FORK rS PERSIST\nHALT")
+    with Store.open(tmp_path / "s") as store:
+        for end in ("run", "close", "not"):
+            vm = m3jit.VM(program, checkpoints=m3jit.Checkpoints(store))
+            vm.step(1)
+            assert store.names() == ["run"]
+            if end == "run":
+                vm.run()
+            else:
+                vm.step(end == "close")
+                vm.close()
+            assert store.names() == (["run"] if end == "not" else [])
