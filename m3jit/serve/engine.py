@@ -402,7 +402,8 @@ class Engine:
             ticket.reused = text.reused_tokens
         text.vm.set_sink("TOKENS", text.take_token)
         with self._lock:
-            ticket.text, ticket.member = text, (ticket.alone or self._batch).add(text.vm)
+            ticket.text = text                         # it is handed over when it ends, not when the round does
+            ticket.member = (ticket.alone or self._batch).add(text.vm, lambda member: self._hand_over(ticket))
             if ticket.unwanted:                        # since it left the queue
                 ticket.member.cancel()
 

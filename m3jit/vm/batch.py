@@ -8,7 +8,9 @@ Machines join and leave between rounds.  In a round a machine retires at most `R
 and enters at most one region.  Entries that append few rows to key/value streams (a token) go first, then longer ones
 (a chunk of a prompt), those that have waited longest before the others, until the round has `rows` rows: so many
 prompts at once hold up generating machines by that much work and no more, and a prompt waits a bounded number of
-rounds.  Machines with several contexts, profiled and checked ones take part too, but enter their regions alone.
+rounds.  When one of those that entered together is interrupted or stopped, the region is given up for all (nobody's work
+is dropped so twice in a row): the others enter it again in the next round.  Machines with several contexts, profiled and
+checked ones take part too, but enter their regions alone.
 """
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ class Member:
         self.vm, self.on_end = vm, on_end
         self.at: Context | None = None                  # the context that stands at a region
         self.waited = 0                                 # rounds it was put off
+        self.dropped = False                            # what it computed last was dropped for another's sake
         self.ended = False
         self.error: BaseException | None = None
         self.deadline = None if vm.timeout is None else time.monotonic() + vm.timeout
@@ -82,7 +85,7 @@ class Member:
     def leave(self, info: Any, retired: int) -> None:
         """Go on behind the region, which was left by exit `info` (None: it gave up, nothing was done)."""
         vm, ctx, entry = self.vm, self.at, self.at.parked.region.region.function.entry_pc
-        self.at, ctx.parked, ctx.status, self.waited = None, None, READY, 0
+        self.at, ctx.parked, ctx.status, self.waited, self.dropped = None, None, READY, 0, False
         ctx.retired += retired
         if retired:
             ctx.heard = frozenset()
@@ -236,8 +239,8 @@ class Batch:
         """False when there is no room for it; nothing was done then."""
         together = batched(region)
         began, before = time.perf_counter(), (together.items, together.joined)
-        try:
-            left = together.run([m.at.parked for m in members])
+        try:                                            # nobody's work is dropped twice in a row
+            left = together.run([m.at.parked for m in members], whole=any(m.dropped for m in members))
         except MemoryError:
             return False
         except BaseException as error:                  # Ctrl-C in between: some were left, others not
@@ -254,6 +257,10 @@ class Batch:
         self.joined += together.joined - before[1]
         for m, (info, retired) in zip(members, left):
             m.vm.seconds += share
+            if info is None and not m.vm.stop_word.raised:
+                m.dropped = True
+                m.put_off()
+                continue
             m.at.parked.jit.left(region, info, retired)
             self._guarded(m, m.leave, info, retired)
         return True

@@ -109,13 +109,14 @@ class BatchedRegion:
         self.lock = threading.Lock()
         self.items = self.joined = 0
 
-    def run(self, entries: Sequence[Any]) -> list[tuple[ExitInfo | None, int]]:
-        """Enter with `entries` (m3jit.vm.jit.Parked); for each what `CompiledRegion.run` gives.
+    def run(self, entries: Sequence[Any], whole: bool = False) -> list[tuple[ExitInfo | None, int]]:
+        """Enter with `entries` (m3jit.vm.jit.Parked); for each what `CompiledRegion.run` gives.  When the stop word of one
+        machine becomes urgent, nothing is done for any who has not left (whole: they go on).
 
         MemoryError: nothing was done."""
         commits = self._reserve(entries)
         with self.lock:
-            layout, fresh, held = self._enter(entries, commits)
+            layout, fresh, held = self._enter(entries, commits, whole)
             return self._leave(entries, layout.frames, fresh, held)
 
     def _leave(self, entries: Sequence[Any], frames: np.ndarray, fresh: list[dict[int, np.ndarray]],
@@ -148,13 +149,21 @@ class BatchedRegion:
         c = self.compiled
         return [c._reserve(e.regs, e.syms) if c.region.kv else {} for e in entries]
 
-    def _enter(self, entries: Sequence[Any], commits: list[dict[Any, KVStream]]
+    def _enter(self, entries: Sequence[Any], commits: list[dict[Any, KVStream]], whole: bool = False
                ) -> tuple[Layout, list[dict[int, np.ndarray]], list[Held]]:
         layout = self._layout([e.syms for e in entries])
         fresh = layout.fresh()
         held = self.compiled.fill_all(layout.frames, entries, commits, layout.known)
-        before = layout.call.launches
-        layout.call()
+        before, stop = layout.call.launches, layout.call.stop
+        words = {} if whole else dict.fromkeys(e.jit.machine.stop for e in entries)
+        stop[0] = 0
+        try:
+            for word in words:
+                word.reach(stop)
+            layout.call()
+        finally:
+            for word in words:
+                word.reach(None)
         after = layout.call.launches
         self.items += after[0] - before[0]
         self.joined += after[1] - before[1]

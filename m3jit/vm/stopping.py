@@ -26,6 +26,7 @@ class StopWord:
         self.word = np.zeros(2, np.int32)            # compiled code reads the first; the second is URGENT or 0
         self.raised = False
         self.running: Any = None                     # the context whose turn it is
+        self._also: np.ndarray | None = None         # a word that compiled code of several machines reads (`reach`)
         self._reason = ""
         self._lock = threading.RLock()               # a signal handler may interrupt `take`
 
@@ -34,7 +35,18 @@ class StopWord:
             if _STRENGTH[reason] > _STRENGTH[self._reason]:
                 self._reason = reason
                 self.word[:] = (SOON, 0) if reason == ATTENTION else URGENT
+                self._pass_on()
             self.raised = True
+
+    def reach(self, also: np.ndarray | None) -> None:
+        """From now on be URGENT in the first of these words too, now if it is; None: in none."""
+        with self._lock:
+            self._also = also
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._also is not None and self.word[1] == URGENT:
+            self._also[0] = URGENT
 
     def heard(self, number: int) -> None:
         """A signal came.  It is URGENT, but for one that came since the running context got an instruction done: a timer

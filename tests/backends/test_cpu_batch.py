@@ -6,9 +6,12 @@ import random
 import numpy as np
 import pytest
 
+from m3jit.backends.cpu.cache import DiskCache
+from m3jit.backends.cpu.engine import Engine
+from m3jit.backends.cpu.runtime import URGENT
 from m3jit.ir.loop_builder import Builder
-from m3jit.ir.plan import (Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll, Retire, Scalar,
-                           StoreFrame)
+from m3jit.ir.plan import (ABANDONED, Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, PlanBlock, Poll,
+                           Retire, Scalar, StoreFrame)
 from tests.backends.cpu_engines import LEVELS, engine
 
 FREE = int(FrameWord.FIRST_FREE)
@@ -169,6 +172,32 @@ def test_random_plans_give_each_context_what_it_gets_alone(part, level):
             ways.add((seed, *alone.outcome(i)[0][1:2]))
         joined += bound.launches[1]
     assert joined > 10 and len(ways) > 15            # launches were joined, and contexts left by different exits
+
+
+def test_everybody_who_has_not_left_gives_up_when_the_entry_is_stopped():
+    """The word is raised after 0, 1, 2, ... looks: a context has left, as it does alone, or is marked."""
+    e, alone_with, kept, lost = Engine("native", cache=DiskCache.off(), counted=True), engine("native"), 0, 0
+    for seed in range(12):
+        plan = _Random(seed).plan()
+        region, native, n = alone_with.region(plan), e.batch(plan), 2 + seed % 4
+        alone = _Contexts(n, native.words, seed)
+        alone.spread()
+        for i in range(n):
+            region.run(alone.frames[i], 1)
+        for looks in range(25):
+            together = _Contexts(n, native.words, seed)
+            together.spread()
+            bound = native.bind(together.frames, 1 + looks % 2)
+            bound.stop[0] = URGENT - 2 * looks
+            bound()
+            left = [i for i in range(n) if together.frames[i, FrameWord.EXIT] != ABANDONED]
+            for i in left:
+                assert together.outcome(i) == alone.outcome(i), (seed, looks, i, str(plan))
+            kept, lost = kept + len(left), lost + n - len(left)
+            bound.stop[0] = URGENT
+            bound()                                    # nothing is left pending, and the word is looked at afresh
+            bound.stop[0] = 0
+    assert kept > 100 and lost > 100
 
 
 def launch_plan(replicated: bool) -> Plan:

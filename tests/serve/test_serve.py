@@ -12,7 +12,9 @@ import pytest
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from m3jit.serve.engine import Engine, Job  # noqa: E402
+from m3jit.api.generation import Settings  # noqa: E402
+from m3jit.backends.cpu.engine import BoundBatch  # noqa: E402
+from m3jit.serve.engine import Engine, Job, ignore  # noqa: E402
 from tests.serve.client import CHAT, PLAIN, Gate, chat_body, events, half_a_request, running, wait_for  # noqa: E402
 
 PROMPTS = ["She had been", "Emma was", "The carriage stopped", "It is a truth", "He said", "My dear", "There was",
@@ -142,6 +144,34 @@ def test_a_client_that_goes_away_leaves_nothing(model, path, body, stream):
         assert wait_for(server.nothing_left) and server.metric("m3jit_cancelled_total") == 1
         assert server.made < 8
         assert server.text(max_tokens=2)               # and the server goes on
+
+
+@pytest.mark.parametrize("way, reason", [("cancel", "cancelled"), ("stop", "edited")])
+def test_a_long_prompt_is_left_in_the_middle(model, monkeypatch, way, reason):
+    """It ends when its work is dropped, not with the others' round; those compute theirs again, and say the same."""
+    prompts = [model.encode(f"{first} " + "and a very fine day " * 40) for first in ("It", "She", "Who")]
+    jobs = [Job(ids, Settings(max_tokens=6, seed=3), ignore) for ids in prompts]
+    engine, run, ended = Engine(model), BoundBatch.__call__, []
+    tickets: list[Any] = []
+
+    def entered(bound: BoundBatch) -> None:
+        if len(bound.frames) > 1 and tickets:
+            ended.append(tickets[0].done.is_set())
+            if len(ended) == 2:
+                getattr(tickets[0], way)()
+        run(bound)
+    monkeypatch.setattr(BoundBatch, "__call__", entered)
+    try:
+        with engine._lock:                             # all three begin together
+            tickets += engine.submit(jobs)
+        assert all(t.done.wait(60) for t in tickets)
+    finally:
+        engine.close()
+    assert ended[:3] == [False, False, True] and tickets[0].finish_reason == reason and tickets[0].tokens == []
+    for ticket, ids in zip(tickets[1:], prompts[1:]):
+        alone = model.generate(ids, max_tokens=6, seed=3)
+        alone.result()
+        assert ticket.tokens == alone.tokens and ticket.finish_reason == "length"
 
 
 def test_a_client_that_goes_away_while_it_waits(model):
@@ -283,7 +313,8 @@ def test_an_error_of_the_batch_itself(model):
 
 
 def test_states_that_are_kept_make_room(model):
-    """A text that finds no memory goes on when the index and the kept responses let theirs go; without them it fails."""
+    """A text that finds no memory goes on when the index and the kept responses let theirs go; without them it
+    fails."""
     from m3jit.api.generation import load_model
     from m3jit.errors import Trap
     with running(load_model("default", threads=1, prefix_memory=8 << 20)) as server:
@@ -303,7 +334,8 @@ def test_states_that_are_kept_make_room(model):
             return text
         server.engine.model.start, limit = spoiled, 1
         name = next(iter(server.kept._all))
-        assert server.text(prompt="Emma was a young woman of the village, and", seed=3) == expected and len(failures) == 1
+        assert server.text(prompt="Emma was a young woman of the village, and", seed=3) == expected
+        assert len(failures) == 1
         status, found = server.post(f"{PLAIN}/{name}/edit", {"position": {"token": 0}})
         assert status == 410 and "a text needed its memory" in found["error"]["message"]
         failures.clear()
@@ -415,7 +447,8 @@ def test_an_engine_that_ends_cancels_and_refuses(model):
 
 
 def test_an_engine_compiles_ahead(model):
-    """In a thread of its own, both programs, without a word in the metrics or the index; its end does not wait for it."""
+    """In a thread of its own, both programs, without a word in the metrics or the index; its end does not wait for
+    it."""
     from m3jit.api.generation import Settings, load_model
     model = load_model("default", threads=1, prefix_memory=1 << 20)
     engine = Engine(model)

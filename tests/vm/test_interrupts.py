@@ -1,4 +1,5 @@
-"""Interrupts: who sees one and when, input that interrupts, programs of models that are interrupted in a prompt, replay."""
+"""Interrupts: who sees one and when, input that interrupts, programs of models that are interrupted in a prompt,
+replay."""
 from __future__ import annotations
 
 import queue
@@ -9,13 +10,17 @@ import numpy as np
 import pytest
 
 import m3jit
+from m3jit.backends.cpu.engine import BoundBatch
 from m3jit.cli import machine as cli_machine
+from m3jit.errors import Interrupted
 from m3jit.frontend import assemble
+from m3jit.ir.plan import ABANDONED, FrameWord
 from m3jit.models import hosted
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.checked import Checker
 from m3jit.vm.native import CompiledRegion
+from m3jit.vm.stopping import SIGNAL
 from m3jit.vm.vm import VM
 from tests.vm.programs import LONG, machine, wait_until, wait_until_all_wait
 
@@ -196,9 +201,11 @@ CHUNK = 8
 
 def model_machine(kind: str, models: Models, **options: Any) -> tuple[VM, list]:
     made = Options(max_tokens=3, chunk=CHUNK, hosted=kind != "plain", conversation=kind == "conversation")
-    text = models.assembly(models.load("default"), "default", made)
-    vm = VM(assemble(text.replace("STREAM rToken, OUTPUT TEXT MODEL=rModel", "STREAM rToken, OUTPUT RAW")),
-            models=models, threads=2, **options)
+    programs = models.__dict__.setdefault("_programs_of_interrupts", {})          # machines of one share regions
+    if kind not in programs:
+        text = models.assembly(models.load("default"), "default", made)
+        programs[kind] = assemble(text.replace("STREAM rToken, OUTPUT TEXT MODEL=rModel", "STREAM rToken, OUTPUT RAW"))
+    vm = VM(programs[kind], models=models, threads=2, **options)
     tokens: list = []
     for name in ("TOKENS", "OUTPUT"):
         vm.set_sink(name, lambda item: tokens.append(int.from_bytes(item, "little", signed=True)))
@@ -308,15 +315,97 @@ def test_a_machine_alone_in_a_batch_is_interrupted_in_the_middle(models, monkeyp
     assert (seen.given_up, tokens, vm.get("rFinish"), vm.get("rPos")) == (1, [], hosted.INTERRUPTED, 2 * CHUNK)
 
 
-def test_a_batch_is_interrupted_between_its_rounds(models):
-    """What the others compute in the same round is not lost; the interrupted machine looks before its next region."""
-    both = [model_machine("hosted", models, backend="cpu") for _ in range(2)]
+# -- several machines in one region ---------------------------------------------------------------------------------
+
+class Together:
+    """Calls act(entry) as a region is entered for several contexts, for the n-th time.  given_up: entries that were."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Any):
+        run, self.entered, self.given_up = BoundBatch.__call__, 0, 0
+
+        def interrupted(bound: BoundBatch) -> None:
+            self.entered += 1
+            act(self.entered)
+            run(bound)
+            self.given_up += bool((bound.frames[:, FrameWord.EXIT] == ABANDONED).any())
+        monkeypatch.setattr(BoundBatch, "__call__", interrupted)
+
+
+def three(models: Models) -> tuple[list, m3jit.Batch, list]:
+    made = [model_machine("hosted", models, backend="cpu") for _ in range(3)]
     batch = m3jit.Batch()
-    for vm, _ in both:
-        batch.add(vm)
-    batch.step()
-    both[0][0].interrupt()
-    batch.run()
-    (vm, tokens), (other, more) = both
-    assert (tokens, vm.get("rFinish"), vm.get("rPos")) == ([], hosted.INTERRUPTED, CHUNK)
-    assert len(more) == 3 and other.get("rFinish") != hosted.INTERRUPTED
+    return made, batch, [batch.add(vm) for vm, _ in made]
+
+
+def seen(vm: VM) -> tuple:
+    return ({n: v.tobytes() if hasattr(v, "tobytes") else repr(v) for n, v in vm.registers.items() if n[0] != "S"},
+            vm.main.rng, vm.retired)
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 5, 6])
+@pytest.mark.parametrize("how", ["interrupt", "input", "cancel"])
+def test_one_of_a_batch_is_interrupted_in_the_middle(how, at, models, monkeypatch):
+    """It has the tokens of whole passes; the others enter the region again and give what they give alone."""
+    made, batch, members = three(models)
+    (vm, tokens), *others = made
+    acts = {"interrupt": vm.interrupt, "input": lambda: vm.push_input(PROMPT), "cancel": members[0].cancel}
+    alone, said = model_machine("hosted", models, backend="cpu")
+    alone.run()
+    with monkeypatch.context() as patch:
+        together = Together(patch, lambda n: acts[how]() if n == at else None)
+        batch.run()
+    whole = min(CHUNK * (at - 1), len(PROMPT)) + max(0, at - 5)
+    assert together.given_up == 1 and (vm.get("rPos") or 0) == whole and len(tokens) == max(0, at - 4)
+    assert isinstance(members[0].error, Interrupted) if how == "cancel" else vm.get("rFinish") == hosted.INTERRUPTED
+    for other, more in others:
+        assert more == said and seen(other) == seen(alone)
+
+
+def test_nobody_s_work_is_dropped_twice_in_a_row(models, monkeypatch):
+    """However often somebody is interrupted."""
+    made, batch, members = three(models)
+    alone, said = model_machine("hosted", models, backend="cpu")
+    alone.run()
+    with monkeypatch.context() as patch:               # as a signal does, at every entry
+        together = Together(patch, lambda n: made[0][0].stop_word.set(SIGNAL))
+        batch.run()
+    assert together.given_up > 4 and together.entered <= 3 * 6
+    assert all(m.error is None for m in members)
+    for vm, tokens in made:
+        assert tokens == said and seen(vm) == seen(alone)
+
+
+def test_contexts_that_stand_at_one_region_are_interrupted_together(monkeypatch):
+    """Of one machine: nothing is put aside for those whose turn has not come, and all go on as they would have."""
+    source = """
+        LOADI rOwn, 1
+        FORK rC, work
+        LOADI rOwn, 2
+        FORK rC, work
+        LOADI rOwn, 3
+    work:
+        LOADI rI, 0
+    loop:
+        YIELD
+        ADD rX, rX, rOwn
+        MATVEC rX, rX, rW
+        SOFTMAX rX, rX
+        ADD rI, rI, 1
+        STREAM rX, SINK, TENSOR, NAME="DONE"
+        COMPARE rI, 4
+        IF_LESS loop
+        HALT"""
+
+    def run(at: int) -> tuple[list, int]:
+        vm, items = VM(assemble(source), backend="cpu", threads=2), []
+        vm.set("rX", np.ones((2, 64), np.float32))
+        vm.set("rW", np.random.default_rng(1).random((64, 64)).astype(np.float32))
+        vm.set_sink("DONE", lambda item: items.append(item.tobytes()))
+        with monkeypatch.context() as patch:
+            together = Together(patch, lambda n: vm.stop_word.set(SIGNAL) if n == at else None)
+            vm.run()
+        return items, together.given_up
+    plain, given_up = run(0)
+    assert len(plain) == 12 and given_up == 0
+    for at in (1, 2, 3):
+        assert run(at) == (plain, 1)

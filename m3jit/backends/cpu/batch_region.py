@@ -4,8 +4,9 @@ Every context has a frame of its own: the plan's words, then one word for each s
 block; in turn the contexts at the lowest one execute it together: scalars in a loop over them, launches through
 `m3_gather` (runtime_batch.py), which joins those whose rows lie one behind the other, so that one pass over a matrix
 serves all of them.  Blocks stand in program order, so contexts that took different ways meet again where the ways do.
-A context that leaves writes its exit and stores into its frame; the others go on.  So it is left at loop heads, never in
-the middle of a launch: one context's interrupt does not take back the others' work.
+A context that leaves writes its exit and stores into its frame; the others go on.  Its own stop word makes it leave at
+loop heads.  The word of the entry (`Work.HALT`) ends it for all who have not left, in the middle of a launch too, until one
+has come to a loop head twice: their frames keep the exit that they had, ABANDONED.
 
 Per context everything happens in the plan's order, and no row's bytes depend on how many rows a launch has: each
 context's results are those it gets alone.
@@ -75,6 +76,10 @@ class _BatchRenderer(RegionRenderer):
         w.line(f"store ptr %pool, ptr {self._work(Work.POOL)}, align 8")
         w.line("%never = alloca i32")
         w.line("store i32 0, ptr %never")
+        w.line("%rounds = alloca i32")
+        w.line("store i32 0, ptr %rounds")
+        w.line(f"%halt = load ptr, ptr {self._work(Work.HALT)}, align 8")
+        w.line("%skipped = getelementptr i8, ptr %halt, i64 8")
         blocks = self._reachable()
         self._assign(blocks)
         w.jump("choose")
@@ -281,6 +286,11 @@ class _BatchRenderer(RegionRenderer):
             w.jump(self.latch)
         self._each(body, kept=True)
         self.retired = 0
+        # what was computed on the way to a loop head a second time would be lost
+        again = self.w.op(f"icmp ne i32 {self.w.op('load i32, ptr %rounds')}, 0")
+        self.w.line("store i32 1, ptr %rounds")
+        word = self.w.op("load ptr, ptr %halt, align 8")
+        self.w.line(f"store ptr {self.w.op(f'select i1 {again}, ptr %never, ptr {word}')}, ptr %halt, align 8")
 
     # -- launches -----------------------------------------------------------------------------------------------------
     def _launch(self, s: Launch) -> None:
@@ -299,6 +309,7 @@ class _BatchRenderer(RegionRenderer):
         if not s.parallel:
             self.w.call("void", "m3_flush_alone", "ptr %work", "ptr", " nounwind")
             self.pending = False
+            self._give_up_if_skipped()
         elif s.replicated:                             # what follows may read it without a barrier
             self._execute()
 
@@ -338,6 +349,14 @@ class _BatchRenderer(RegionRenderer):
         if self.pending:
             self.w.call("void", "m3_flush", "ptr %work", "ptr", " nounwind")
             self.pending = False
+            self._give_up_if_skipped()
+
+    def _give_up_if_skipped(self) -> None:
+        """Return when a launch before this point was not executed to its end."""
+        w = self.w
+        go = w.new_block("complete")
+        w.branch(w.op(f"icmp ne i32 {w.op('load atomic i32, ptr %skipped monotonic, align 4')}, 0"), "done", go)
+        w.place(go)
 
     def _flush(self) -> None:
         self._execute()

@@ -47,7 +47,7 @@ from m3jit.backends.cpu.cache import DiskCache
 from m3jit.backends.cpu.region import SYMBOL, is_parallel, render_region
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.ir.loop import Kernel
-from m3jit.ir.plan import Exit, FrameWord, Launch, Plan, PlanBlock, Scalar
+from m3jit.ir.plan import ABANDONED, Exit, FrameWord, Launch, Plan, PlanBlock, Scalar
 
 _CALLED = ("m3_run", "m3_copy", "m3_copy_grid", *runtime_batch.SYMBOLS)       # by regions
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
@@ -138,7 +138,8 @@ class NativeBatch:
 
 
 class BoundBatch:
-    """A plan with the frames of its contexts: `call()` runs all of them; each frame then says where it left."""
+    """A plan with the frames of its contexts: `call()` runs all of them; each frame then says where it left, ABANDONED
+    where it did not.  stop: an int32 that others may make URGENT meanwhile; it is lowered by the caller."""
 
     def __init__(self, native: NativeBatch, frames: np.ndarray, nthreads: int, slots: int):
         if frames.dtype != np.int64 or not frames.flags.c_contiguous or frames.shape[1:] != (native.words,):
@@ -151,8 +152,8 @@ class BoundBatch:
         items, room = np.zeros(runtime.MOST_ITEMS * runtime.ITEM_WORDS, np.int64), np.zeros(slots, np.int64)
         work = self.work = np.zeros(W.WORDS, np.int64)
         work[W.CONTEXTS], work[W.FRAMES], work[W.STRIDE] = n, frames.ctypes.data, 8 * native.words
-        halt = np.zeros(3, np.int64)                   # the stop word of a launch is never raised: region by region
-        halt[0] = halt.ctypes.data + 16
+        halt = self._halt = np.zeros(3, np.int64)      # (runtime.py) pointer, skipped, the word
+        self.stop = halt[2:].view(np.int32)            # URGENT: everybody who has not left gives up
         for word, array in ((W.ITEMS, items), (W.SLOTS, room), (W.LIST, listed), (W.STATE, self._state), (W.HALT, halt)):
             work[word] = array.ctypes.data
         self._keep = (items, room, listed, halt)
@@ -161,7 +162,8 @@ class BoundBatch:
 
     def __call__(self) -> None:
         self._state[:] = 0
-        self.frames[:, FrameWord.RETIRED] = 0
+        self._halt[:2] = self.stop.ctypes.data, 0
+        self.frames[:, FrameWord.RETIRED], self.frames[:, FrameWord.EXIT] = 0, ABANDONED
         self._launch(self._argument)
 
     @property
