@@ -1,10 +1,10 @@
 """What CHECKPOINT_SAVE, CHECKPOINT_RESTORE, PERSIST and the WAL region do to a disk (m3jit.vm.checkpoints).
 
 A checkpoint is the newest version in a store of its own, in the folder its PATH names: what a snapshot of the context
-holds; the versions before it stay until that store compacts itself.  PERSIST writes the whole machine to its store,
-under the name "run": the snapshot, and where all other contexts stand.  A run that is started again with that store goes on at its last version, or at the beginning where
-it has none; what it appended to the log behind that is dropped, as it appends it again.  What a run that came to its
-end appended stays (`ended`), and the next run appends behind it.
+holds.  The versions before it stay until that store compacts itself.  PERSIST writes the whole machine to its store,
+under the name "run": the snapshot, and where all other contexts stand.  A run that is started again with that store
+goes on at its last version, or at the beginning where it has none; what it appended to the log behind that is dropped,
+as it appends it again.  What a run that came to its end appended stays (`ended`), and the next run appends behind it.
 """
 from __future__ import annotations
 

@@ -61,11 +61,13 @@ class Standing:
 
     def __init__(self, vm: Any, of: Snapshot | None = None):
         self.contexts = contexts_of(vm)
-        self.taking = None if of is None else of.context
-        self.roots = {c.id: of.root if c.id == self.taking else c.capture() for c in self.contexts}   # type: ignore[union-attr]
-        self.index = {c.id: of.resume if c.id == self.taking else c.index for c in self.contexts}     # type: ignore[union-attr]
-        self.newest = {c.id: (of.id if c.id == self.taking else c.newest_snapshot) or 0               # type: ignore[union-attr]
-                       for c in self.contexts}
+        self.taking = None
+        self.roots = {c.id: c.capture() for c in self.contexts}
+        self.index = {c.id: c.index for c in self.contexts}
+        self.newest = {c.id: c.newest_snapshot or 0 for c in self.contexts}
+        if of is not None:
+            self.taking, self.roots[of.context] = of.context, of.root
+            self.index[of.context], self.newest[of.context] = of.resume, of.id
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -172,10 +174,11 @@ class Whole:
         self._waits(contexts)
         memory = reading.memory([] if shared is None else [shared], [], (SHARED,))
         pages = memory.pages.get(SHARED) or Pages()
-        self.stores += [attribute(vm.memory, "shared", pages), attribute(vm.memory, "_counted", MOST),    # count them anew
+        self.stores += [attribute(vm.memory, "shared", pages),
+                        attribute(vm.memory, "_counted", MOST),        # so that it counts all pages again
                         attribute(vm.scheduler, "contexts", self.contexts),
                         attribute(vm, "_first_trap", _trap(trap)), attribute(vm, "_slicing", None),
-                        *(attribute(c, "ahead", None) for c in vm.scheduler.contexts.values()),     # (see Scheduler.remove)
+                        *(attribute(c, "ahead", None) for c in vm.scheduler.contexts.values()),    # (see `remove`)
                         *self._window(window)]
 
     def _context(self, entry: list[Any]) -> None:
@@ -197,7 +200,8 @@ class Whole:
         else:
             made = reading.root(reading.tree(root))
             ctx = Context(number, ContextMemory(vm.memory), vm.image.registers, vm.seed)
-            fields |= {"index": reading.index(pc), "newest_snapshot": reading.snapshot_id(whole(newest, 0, MOST, "a snapshot"))}
+            fields |= {"index": reading.index(pc),
+                       "newest_snapshot": reading.snapshot_id(whole(newest, 0, MOST, "a snapshot"))}
             ctx.restore(made)
         fields["quiet_until"] = ctx.retired + whole(quiet, 0, MOST, "instructions")
         self.stores += [attribute(ctx, name, value) for name, value in fields.items()]
@@ -230,7 +234,8 @@ class Whole:
             slice_ = self.of(number), whole(budget, 0, UNLIMITED, "a budget"), whole(done, 0, MOST, "instructions")
         return [attribute(scheduler, "_order", whole(order, 0, MOST, "a place")),
                 attribute(scheduler, "_current", self.of(current) if current else None),
-                attribute(scheduler, "_used", whole(used, 0, MOST, "instructions")), attribute(scheduler, "_alone", alone),
+                attribute(scheduler, "_used", whole(used, 0, MOST, "instructions")),
+                attribute(scheduler, "_alone", alone),
                 attribute(scheduler, "turns", whole(turns, 0, MOST, "turns")), attribute(self.vm, "_cut", slice_)]
 
     def _waits(self, entries: list[Any]) -> None:
@@ -253,7 +258,9 @@ class Whole:
         if kind in ("item", "space"):
             expect(rest[0] in self.rings, f"a wait for ring {rest[0]!r}, which is not there")
             ring = self.rings[rest[0]]
-            return ring.wait_for_space() if kind == "space" else ring.wait_for_item(whole(rest[1], 0, MOST, "a position"))
+            if kind == "space":
+                return ring.wait_for_space()
+            return ring.wait_for_item(whole(rest[1], 0, MOST, "a position"))
         source = next((s for s in self.sources.values() if s.name == rest[0]), None) if rest else None
         if kind == "input" and isinstance(source, QueueSource):
             return source.wait_for_item(whole(rest[1], 0, MOST, "a position"))
@@ -283,4 +290,5 @@ def _trap(tree: Any) -> Trap | None:
         whole(n, -1, MOST, "a trap")
     expect(line is None or isinstance(line[0], str) and line[1].__class__ is int, "a line that is none")
     expect(code is None or code.__class__ is int, "a code that is no number")
-    return Trap(message, pc, None if line is None else (line[0], line[1]), instruction, register, context, retired, code)
+    place = None if line is None else (line[0], line[1])
+    return Trap(message, pc, place, instruction, register, context, retired, code)

@@ -74,13 +74,14 @@ def pack_rings(vm: Any, packing: Any) -> list[Any]:
     out = []
     for name, ring in sorted(vm.rings.items()):
         closed = name in vm.rings_closed if vm._closed else ring.closed
-        groups = pack_items(f"ring {name}", ring.base, list(ring.items), lambda i: pack_item(i, packing), packing.writer)
+        groups = pack_items(f"ring {name}", ring.base, list(ring.items), lambda i: pack_item(i, packing),
+                            packing.writer)
         out.append([name, ring.capacity, ring.base, ring.taken, ring.dropped, closed, groups])
     return out
 
 
 def unpack_rings(tree: Any, reading: Any) -> tuple[dict[str, Ring], list[Store]]:
-    """(the machine's rings by name, the stores that make them so).  Rings it has and the tree has not are empty then."""
+    """(the machine's rings by name, the stores that make them so).  Rings that only it has are empty then."""
     vm = reading.vm
     rings, stores = dict(vm.rings), []
     empty = ["", vm.ring_capacity, 0, 0, 0, False, []]
@@ -145,8 +146,8 @@ def _queue(name: str, rest: list[Any], sources: dict[str, Any], reading: Any) ->
     if found is not None and not getattr(found, "goes_on", False):
         return []                                      # the host gives it again
     if draws and found is None:
-        raise ValueError(f"its input {name} was drawn from an iterator of the host, which is not here; attach it again, "
-                         f"from its beginning, before you restore (VM.set_source)")
+        raise ValueError(f"its input {name} was drawn from an iterator of the host, which is not here; attach it "
+                         f"again, from its beginning, before you restore (VM.set_source)")
     if found is None:
         found = sources[name] = QueueSource(name, reading.vm.signal, waits=reading.vm.wait_input)
     else:
@@ -199,6 +200,6 @@ def check_positions(vm: Any, root: Any) -> None:
         else:
             continue
         if at > end:
-            raise ValueError(f"it stands at item {at} of {key}, which has had {end} on this machine; what rings hold is "
-                             f"kept with a whole machine (FORK PERSIST, Store.commit without `context`), not with one "
-                             f"context: restore it in the run that wrote it")
+            raise ValueError(f"it stands at item {at} of {key}, which has had {end} on this machine; what rings hold "
+                             f"is kept with a whole machine (FORK PERSIST, Store.commit without `context`), not with "
+                             f"one context: restore it in the run that wrote it")

@@ -394,8 +394,8 @@ class Store:
             return version.write(self, vm, context or vm.main, name, notes, found, whole=context is None)
 
     def restore(self, vm: Any, name: str, number: int | None = None) -> Restored:
-        """Put a committed version into a `VM` of the same program: registers, memory, states, place in the program; of a
-        whole machine, in place of all its contexts, else into the main one.
+        """Put a committed version into a `VM` of the same program: registers, memory, states, place in the program; one
+        of a whole machine takes the place of all its contexts, one of a context that of the main one.
 
         All of it is read and checked before anything of the machine changes.  StoreError: another program or model;
         DamagedStore."""

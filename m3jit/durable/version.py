@@ -39,8 +39,8 @@ def program_hash(image: Any) -> bytes:
 
 def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, snapshots: Sequence[Snapshot] = (),
           of: Snapshot | None = None, whole: bool = False) -> "Version":
-    """Commit a context as it is now, or a snapshot `of` one; whole: the machine, `ctx` is its main context, and `of` what
-    one of its contexts is taking.  The caller holds the machine.
+    """Commit a context as it is now, or a snapshot `of` one; whole: the machine, `ctx` is its main context, and `of`
+    what one of its contexts is taking.  The caller holds the machine.
 
     StoreError: a value without a form on a disk; a run that was broken off in the middle of an instruction; the store's
     errors."""
@@ -63,9 +63,11 @@ def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, s
         if of is not None:
             named.append(packing.snapshot(of, of is taken))
         given = [packing.snapshot(s) for s in snapshots]
-        machine = None if standing is None else contexts.pack_machine(vm, packing, standing, {s[0] for s in (*named, *given)})
-        return ["version", LAYOUT, program_hash(vm.image), [packing.place(index), ended, newest or 0], main, named, given,
-                packing.models, packing.model_handles(), packing.extension_handles(), machine, notes]
+        stored = {s[0] for s in (*named, *given)}
+        machine = None if standing is None else contexts.pack_machine(vm, packing, standing, stored)
+        place = [packing.place(index), ended, newest or 0]
+        return ["version", LAYOUT, program_hash(vm.image), place, main, named, given, packing.models,
+                packing.model_handles(), packing.extension_handles(), machine, notes]
     try:
         return store.put(name, build)
     except (TypeError, ValueError) as e:
@@ -94,7 +96,8 @@ def restore(store: "Store", vm: Any, version: "Version") -> "Restored":
                 stores += scheduler.adding(ctx, ctx.virtual_time)
             commit(stores)
         elif vm._runner not in (None, threading.get_ident()):
-            raise StoreError(f"{vm.image.name}: another thread runs this machine; restore it before, or when it has stopped")
+            raise StoreError(f"{vm.image.name}: another thread runs this machine; restore it before, or when it has "
+                             f"stopped")
         else:
             commit([*stores, *loaded.machine.stores])
         loaded.settle()
@@ -108,12 +111,13 @@ def load(store: "Store", vm: Any, version: "Version", strangers: bool = False) -
     tree = store.read(version)
     try:
         expect(isinstance(tree, list) and len(tree) >= 3 and tree[:1] == ["version"], "it is no version of a machine")
-        expect(tree[1] == LAYOUT and len(tree) == 12, f"its layout is {tree[1]!r}, this version of m3jit reads {LAYOUT}")
+        expect(tree[1] == LAYOUT and len(tree) == 12,
+               f"its layout is {tree[1]!r}, this version of m3jit reads {LAYOUT}")
         if tree[2] != program_hash(vm.image):
             raise StoreError(f"{where}: was written by another program (its code and data have the hash "
                              f"{_hex(tree[2])}, those of {vm.image.name} {_hex(program_hash(vm.image))}); restore it "
-                             f"with the program that wrote it (of a model: with the options it had then, such as --temp, "
-                             f"--max-tokens, --kv-type, --lora), or use another folder or name")
+                             f"with the program that wrote it (of a model: with the options it had then, such as "
+                             f"--temp, --max-tokens, --kv-type, --lora), or use another folder or name")
         return Loaded(store, vm, tree, strangers)
     except OperandError as e:
         raise StoreError(f"{where}: {e.message}") from None

@@ -59,8 +59,8 @@ class SignalsView:
 
     def wait_of_wfi(self, ctx: Context, until: float | None) -> Wait:
         """What a context waits for in WFI."""
-        return Wait(lambda: bool(ctx.interrupt) or self._input_is_there(ctx) or _is_over(until), "an interrupt", True, None,
-                    until, ("interrupt",))
+        return Wait(lambda: bool(ctx.interrupt) or self._input_is_there(ctx) or _is_over(until), "an interrupt", True,
+                    None, until, ("interrupt",))
 
     def _input_is_there(self, ctx: Context) -> bool:
         source = self.vm.sources.get("USER_INPUT")

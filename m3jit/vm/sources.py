@@ -93,7 +93,7 @@ class QueueSource:
                 raise BeyondReach(f"input {self.name}: item {position} is beyond its reach (the oldest kept is "
                                   f"{self.base}); a rollback went back further than {self.reach} items")
             if not self._has(position):
-                # in one step: an interrupt loses no item.  Several after a restore, where it is drawn from its beginning
+                # In one step: an interrupt loses no item.  Several after a restore: it is drawn from its beginning.
                 self.items.extend(islice(self.more, position + 1 - self.base - len(self.items)))
             if not self._has(position):
                 if not self.waits or self.closed:

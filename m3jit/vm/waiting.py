@@ -9,8 +9,8 @@ PATIENCE = 0.05
 
 
 class Wait:
-    """What a context waits for.  `ready()` is asked by the scheduler; `external`: the host can make it ready.  source: the
-    source it waits for; until: when it is ready at the latest (`time.monotonic`); terms: what that is, in plain
+    """What a context waits for.  `ready()` is asked by the scheduler; `external`: the host can make it ready.  source:
+    the source it waits for; until: when it is ready at the latest (`time.monotonic`); terms: what it waits for in plain
     values (m3jit.durable.contexts)."""
     __slots__ = ("ready", "what", "external", "source", "until", "terms")
 

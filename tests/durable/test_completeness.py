@@ -28,8 +28,8 @@ from tests.durable.simulated_disk import SimulatedDisk
 
 ROOT = {"R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts", "model"}
 STORED = {                         # beside the roots, in a whole machine
-    Context: {"id", "index", "newest_snapshot", "priority", "lent", "pipeline", "virtual_time", "virtual_deadline", "order",
-              "status", "waiting_for", "raised", "answered", "quiet_until"},
+    Context: {"id", "index", "newest_snapshot", "priority", "lent", "pipeline", "virtual_time", "virtual_deadline",
+              "order", "status", "waiting_for", "raised", "answered", "quiet_until"},
     Scheduler: {"contexts", "_order", "_current", "_used", "_alone", "turns"},
     Snapshot: {"id", "parent", "root", "resume", "context"},
     Ring: {"name", "capacity", "items", "base", "taken", "dropped", "closed"},
@@ -37,8 +37,9 @@ STORED = {                         # beside the roots, in a whole machine
     AudioRing: {"name", "rate", "channels", "frames", "_samples", "base", "end", "closed"},
 }
 LEFT_OUT = {                       # class -> what is not stored: of the host, of the run, or made again
-    Context: {"used": "of the program", "deadline": "no instruction sets one", "retired": "limits count from the restore",
-              "looked": "within a slice", "heard": "within a slice", "leave": "within a slice", "budget": "within a slice",
+    Context: {"used": "of the program", "deadline": "no instruction sets one",
+              "retired": "limits count from the restore", "looked": "within a slice", "heard": "within a slice",
+              "leave": "within a slice", "budget": "within a slice",
               "trap": "it has ended then (stored with the machine)", "parks": "of a batch", "parked": "of a batch",
               "ahead": "computed again"},
     Scheduler: {"woken": "of a record"},
@@ -53,7 +54,8 @@ def test_every_field_is_stored_or_left_out_for_a_reason():
     vm = team()
     vm.step(30)
     ring = vm.audio_input("AUDIO_PCM", 1000, 1.0)
-    examples = {Scheduler: vm.scheduler, Ring: vm.rings["numbers"], QueueSource: vm._queue("USER_INPUT"), AudioRing: ring}
+    examples = {Scheduler: vm.scheduler, Ring: vm.rings["numbers"], QueueSource: vm._queue("USER_INPUT"),
+                AudioRing: ring}
     fields = {Context: set(Context.__slots__) - ROOT, Snapshot: set(Snapshot.__slots__)} | \
         {kind: set(vars(found)) for kind, found in examples.items()}
     assert set(Root.__slots__) == ROOT
@@ -118,9 +120,10 @@ def test_lines_of_a_terminal_come_back_and_typed_ones_go_behind(tmp_path):
 
 
 def test_a_first_read_of_sound_begins_where_it_began(tmp_path):
-    """A context that goes back to before its first read reads from the same frame on, in the restored machine too: other
-    sound is not taken for it."""
-    program = m3jit.assemble("FORK rS\nSENSE rX, rHow, AUDIO_PCM, COUNT=10\nABORT rS\nSENSE rY, rHow, AUDIO_PCM, COUNT=10\nHALT")
+    """A context that goes back to before its first read reads from the same frame on, in the restored machine too:
+    other sound is not taken for it."""
+    program = m3jit.assemble("FORK rS\nSENSE rX, rHow, AUDIO_PCM, COUNT=10\nABORT rS\n"
+                             "SENSE rY, rHow, AUDIO_PCM, COUNT=10\nHALT")
     vm, other = (m3jit.VM(program, backend="interpreter") for _ in range(2))
     vm.audio_input("AUDIO_PCM", 1000, 1.0).push(np.arange(1000, dtype=np.float32))
     with Store.open(tmp_path / "s") as store:
@@ -136,9 +139,10 @@ def test_a_first_read_of_sound_begins_where_it_began(tmp_path):
 # -- rings and queues of any content ----------------------------------------------------------------------------------
 arrays = st.builds(lambda raw, n: np.frombuffer(raw[:len(raw) // n * n] or bytes(n), f"i{n}"), st.binary(max_size=40),
                    st.sampled_from([1, 2, 4, 8]))
-given_items = st.one_of(st.text(max_size=30), st.binary(max_size=700), st.integers(-2 ** 63, 2 ** 63 - 1), st.floats(), arrays,
-                        arrays.map(Tensor.of))
-ring_items = st.one_of(st.builds(Item, st.just("TEXT"), st.binary(max_size=30)), st.builds(Item, st.just("RAW"), st.binary()),
+given_items = st.one_of(st.text(max_size=30), st.binary(max_size=700), st.integers(-2 ** 63, 2 ** 63 - 1), st.floats(),
+                        arrays, arrays.map(Tensor.of))
+ring_items = st.one_of(st.builds(Item, st.just("TEXT"), st.binary(max_size=30)),
+                       st.builds(Item, st.just("RAW"), st.binary()),
                        st.builds(Item, st.just("TENSOR"), arrays.map(Tensor.of)),
                        st.builds(lambda a, rate: Item("AUDIO_PCM", a.reshape(-1, 1).astype(np.float32), rate), arrays,
                                  st.integers(1, 48000)))
@@ -170,7 +174,8 @@ def test_rings_and_queues_of_any_content_come_back(pushed, written, base, closed
         store.restore(other, "a")
     got = other.rings["r"]
     assert (got.base, got.taken, got.closed, got.dropped, got.capacity) == (base, ring.taken, closed, 7, ring.capacity)
-    assert [(i.form, i.rate, plainly(i.data)) for i in got.items] == [(i.form, i.rate, plainly(i.data)) for i in written]
+    shown = [[(i.form, i.rate, plainly(i.data)) for i in items] for items in (got.items, written)]
+    assert shown[0] == shown[1]
     if pushed or base or closed:
         queue, found = other.sources["USER_INPUT"], queue
         assert (queue.base, queue.taken, queue.closed) == (base, found.taken, closed)

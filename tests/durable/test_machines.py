@@ -70,10 +70,14 @@ def test_a_run_that_was_stopped_goes_on_in_the_same_turns(tmp_path, backend):
     assert whole_state(vm)["context 1"][0] == whole_state(straight)["context 1"][0]
 
 
+def machine(source: str, **options: Any) -> Any:
+    return m3jit.VM(m3jit.assemble(source, "test.m3asm"), backend="interpreter", **options)
+
+
 def run_until(folder: Any, source: str, steps: int, setup: Any = lambda vm: None, **options: Any) -> Any:
     """A machine with a store of its own, after so many instructions; then it is lost."""
     with Store.open(folder) as store:
-        vm = m3jit.VM(m3jit.assemble(source, "test.m3asm"), backend="interpreter", checkpoints=Checkpoints(store), **options)
+        vm = machine(source, checkpoints=Checkpoints(store), **options)
         vm.got = []
         vm.set_sink("OUTPUT", vm.got.append)
         setup(vm)
@@ -84,7 +88,7 @@ def run_until(folder: Any, source: str, steps: int, setup: Any = lambda vm: None
 def gone_on(folder: Any, source: str, setup: Any = lambda vm: None, **options: Any) -> Any:
     """Another machine that goes on at the store's last version, to its end."""
     with Store.open(folder) as store:
-        vm = m3jit.VM(m3jit.assemble(source, "test.m3asm"), backend="interpreter", checkpoints=Checkpoints(store), **options)
+        vm = machine(source, checkpoints=Checkpoints(store), **options)
         vm.got = []
         vm.set_sink("OUTPUT", vm.got.append)
         setup(vm)
@@ -118,7 +122,7 @@ CHAIN = """
 def test_snapshots_that_a_persisted_one_names_come_back(tmp_path):
     """Also those that only they name: the first is named by the second alone when that is put back."""
     source = CHAIN.format(persist="PERSIST").replace("MOV rKept, rFirst", "NOP")
-    straight = m3jit.VM(m3jit.assemble(source), backend="interpreter", checkpoints=Checkpoints(Store.open(tmp_path / "x")))
+    straight = machine(source, checkpoints=Checkpoints(Store.open(tmp_path / "x")))
     said: list[str] = []
     straight.set_sink("OUTPUT", said.append)
     straight.run()
@@ -173,7 +177,7 @@ def test_shared_memory_is_that_of_the_commit(tmp_path):
     def setup(vm: Any) -> None:
         vm.set("rBig", big)
     with Store.open(tmp_path / "s") as store:
-        vm = m3jit.VM(m3jit.assemble(source, "test.m3asm"), backend="interpreter", checkpoints=Checkpoints(store))
+        vm = machine(source, checkpoints=Checkpoints(store))
         setup(vm)
         vm.step(5)
         first = store.latest("run").bytes
@@ -203,7 +207,7 @@ def test_a_wait_with_a_time_goes_on_with_what_is_left(tmp_path, wait):
     vm = run_until(tmp_path / "hours", hours, 3)
     before = vm.scheduler.contexts[2].waiting_for
     with Store.open(tmp_path / "hours") as store:
-        other = m3jit.VM(m3jit.assemble(hours, "test.m3asm"), backend="interpreter")
+        other = machine(hours)
         store.restore(other, "run")
         after = other.scheduler.contexts[2].waiting_for
         assert after.what == before.what and 0 < after.until - before.until < 5000
@@ -211,7 +215,7 @@ def test_a_wait_with_a_time_goes_on_with_what_is_left(tmp_path, wait):
         assert abs(known - after.until) < 1
     soon = source.format(10 ** 7)
     with Store.open(tmp_path / "soon") as store:
-        vm = m3jit.VM(m3jit.assemble(soon, "test.m3asm"), backend="interpreter", checkpoints=Checkpoints(store))
+        vm = machine(soon, checkpoints=Checkpoints(store))
         while not store.names():
             vm.step(1)
     assert gone_on(tmp_path / "soon", soon).got == ["0"]
@@ -246,8 +250,7 @@ done:
 def reads(folder: Any, source: str, steps: int, setup: Any, said: list[Any], **options: Any) -> None:
     """A machine goes on where the one before was lost, for so many instructions (0: to the end)."""
     with Store.open(folder) as store:
-        vm = m3jit.VM(m3jit.assemble(READS.format(source=source), "reads.m3asm"), backend="interpreter",
-                      checkpoints=Checkpoints(store), **options)
+        vm = machine(READS.format(source=source), checkpoints=Checkpoints(store), **options)
         vm.set_sink("said", said.append)
         setup(vm, vm.checkpoints.resume)
         if steps:
@@ -256,7 +259,8 @@ def reads(folder: Any, source: str, steps: int, setup: Any, said: list[Any], **o
             vm.run()
 
 
-ITEMS = ["text", b"\xff\x00", 7, np.float32(0.5), np.arange(6, dtype=np.int16).reshape(2, 3), np.zeros(3000, np.float32)]
+ITEMS = ["text", b"\xff\x00", 7, np.float32(0.5), np.arange(6, dtype=np.int16).reshape(2, 3),
+         np.zeros(3000, np.float32)]
 
 
 def shown(items: list[Any]) -> list[Any]:
@@ -322,7 +326,7 @@ def test_sound_comes_back_and_the_device_goes_on(tmp_path):
     assert len(said) == 2
     for attached in (False, True):
         with Store.open(tmp_path / "s", write=False) as store:
-            vm = m3jit.VM(m3jit.assemble(READS.format(source="AUDIO_PCM, COUNT=1000"), "reads.m3asm"), backend="interpreter")
+            vm = machine(READS.format(source="AUDIO_PCM, COUNT=1000"))
             ring = None
             if attached:
                 ring = sound(vm, seconds=9.0)
@@ -368,8 +372,8 @@ def test_what_has_no_form_on_a_disk_is_named(tmp_path):
     vm.push_input("good")
     vm.push_input({1, 2})
     with Store.open(tmp_path / "s") as store, pytest.raises(
-            StoreError, match=r"'a': cannot be stored: input USER_INPUT: item 1, a set, has no form on a disk \(.*\); text, "
-                              r"bytes, numbers, arrays and tensors have one"):
+            StoreError, match=r"'a': cannot be stored: input USER_INPUT: item 1, a set, has no form on a disk \(.*\); "
+                              r"text, bytes, numbers, arrays and tensors have one"):
         store.commit(vm, "a")
     assert store.names() == []
 
@@ -391,17 +395,18 @@ def test_versions_that_do_not_fit_the_machine_are_refused(tmp_path):
         assert whole_state(vm) == before
     committed("plain", lambda vm: None)
     refused("plain", r"'plain' version 1: cannot be restored: it has 4 contexts, more than this machine may have \(2, "
-                     r"context_limit\); raise the limit: m3jit run --context-limit N, VM\(context_limit=...\)", context_limit=2)
+                     r"context_limit\); raise the limit: m3jit run --context-limit N, VM\(context_limit=...\)",
+            context_limit=2)
     committed("sound", lambda vm: sound(vm).push(np.ones(5)))
-    refused("sound", "its sound AUDIO_PCM has 1 channels at 1000 Hz, and the ring attached here 2 at 8000; attach one of "
-                     r"the same kind \(VM.audio_input\)", lambda vm: sound(vm, 8000, 1.0, 2))
+    refused("sound", "its sound AUDIO_PCM has 1 channels at 1000 Hz, and the ring attached here 2 at 8000; attach one "
+                     r"of the same kind \(VM.audio_input\)", lambda vm: sound(vm, 8000, 1.0, 2))
 
     def drawn(vm: Any) -> None:
         vm.set_source("USER_INPUT", iter("abc"))
         vm.sources["USER_INPUT"].read(0, 0, False)
     committed("drawn", drawn)
-    refused("drawn", "its input USER_INPUT was drawn from an iterator of the host, which is not here; attach it again, from "
-                     r"its beginning, before you restore \(VM.set_source\)")
+    refused("drawn", "its input USER_INPUT was drawn from an iterator of the host, which is not here; attach it again, "
+                     r"from its beginning, before you restore \(VM.set_source\)")
 
 
 def test_a_machine_that_another_thread_runs_is_not_replaced(tmp_path):
@@ -411,7 +416,7 @@ def test_a_machine_that_another_thread_runs_is_not_replaced(tmp_path):
         store.commit(vm, "a")
         vm._runner = -1
         before = whole_state(vm)
-        with pytest.raises(StoreError, match="another thread runs this machine; restore it before, or when it has stopped"):
+        with pytest.raises(StoreError, match="another thread runs this machine; restore it before, or when it has st"):
             store.restore(vm, "a")
         assert whole_state(vm) == before
 
@@ -434,18 +439,15 @@ more: STREAM rK, RING, NAME="r"
 
 def test_a_position_in_a_ring_of_another_run_is_refused(tmp_path):
     """In the run that saved it the ring is there; in another one its next item would be a wrong one."""
-    def machine() -> Any:
-        return m3jit.VM(m3jit.assemble(POSITION, "test.m3asm"), backend="interpreter", checkpoints=Checkpoints(),
-                        files=tmp_path)
-    vm = machine()
+    vm = machine(POSITION, checkpoints=Checkpoints(), files=tmp_path)
     vm.run()
     assert (vm.get("rX").tobytes(), vm.get("rY").tobytes()) == (b"5", b"6")
-    other = machine()
+    other = machine(POSITION, checkpoints=Checkpoints(), files=tmp_path)
     other.main.index = 4
-    with pytest.raises(m3jit.Trap, match=r"CHECKPOINT_RESTORE .*ck: 'checkpoint' version 1: cannot be restored: it stands at "
-                                         r"item 1 of RING:r, which has had 0 on this machine; what rings hold is kept with a "
-                                         r"whole machine \(FORK PERSIST, Store.commit without `context`\), not with one "
-                                         r"context: restore it in the run that wrote it"):
+    message = r"CHECKPOINT_RESTORE .*ck: 'checkpoint' version 1: cannot be restored: it stands at item 1 of RING:r, " \
+              r"which has had 0 on this machine; what rings hold is kept with a whole machine \(FORK PERSIST, Store.commit " \
+              r"without `context`\), not with one context: restore it in the run that wrote it"
+    with pytest.raises(m3jit.Trap, match=message):
         other.run()
 
 
@@ -460,11 +462,8 @@ def test_contexts_of_another_run_are_not_taken_for_those_of_this_one(tmp_path):
     child: WFI rW
         JUMP child
     """
-
-    def machine() -> Any:
-        return m3jit.VM(m3jit.assemble(source, "test.m3asm"), backend="interpreter", checkpoints=Checkpoints(), files=tmp_path)
-    machine().run()                                    # its own child
-    other = machine()
+    machine(source, checkpoints=Checkpoints(), files=tmp_path).run()   # its own child
+    other = machine(source, checkpoints=Checkpoints(), files=tmp_path)
     other.step(1)                                      # it has a context 2 as well
     other.main.index = 2
     with pytest.raises(m3jit.Trap, match=r"KILL_CONTEXT .*: context \d+ has already ended"):
