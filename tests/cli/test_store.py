@@ -184,7 +184,9 @@ def test_what_is_refused(capfd, count, tmp_path):
     assert call(capfd, "store", folder, "--log", "run", "--verify").code == 2
     none = call(capfd, "store", folder, "--log", "nope")
     assert none.code == 1 and "no program has appended to a log 'nope'; logs in it: " in none.err
-    assert call(capfd, "record", program, "--store", folder, "-o", tmp_path / "log").code == 2
+    assert call(capfd, "run", program, "--store", folder, "--max-steps", 8).code == 4
+    begun = call(capfd, "record", program, "--store", folder, "-o", tmp_path / "log")
+    assert begun.code == 1 and f"{folder}: a run would go on from version 2, and the log of a run begins" in begun.err
     assert call(capfd, "run", "default", "--prompt", "x", "--stop", "y", "--store", folder).code == 2
 
 
