@@ -136,7 +136,8 @@ class _Writer:
         """Fill in what is the same in every call; what `make` needs of a frame."""
         from m3jit.vm.stopping import StopWord
         frame, stop = layout.frame, StopWord()
-        frame[FrameWord.STOP] = stop.word.ctypes.data if self.variant.polls else 0       # `make` keeps it for loops only
+        # `make` keeps it for loops only.
+        frame[FrameWord.STOP] = stop.word.ctypes.data if self.variant.polls else 0
         frame[FrameWord.BUDGET] = NO_BUDGET
         words = memoryview(frame).cast("B").cast("q")
         for key, word, how in self.region.scalars:

@@ -38,8 +38,8 @@ def compile(program: Program | str | os.PathLike, inputs: Sequence[str] | None =
     registers that are set before and read after a run (`"rX"`, `"R3"`).  entry: label or function to start at.  When
     the program starts in a `.func`, inputs default to the parameters it reads and outputs to the parameters it writes,
     and its RET ends the run; otherwise HALT does.  threads: at most (default: the CPUs this process may use); small
-    work runs on the calling thread.  backend: "cpu", "cpu:LEVEL" (avx512, avx2, baseline), "interpreter", "python", "numba".
-    models: a provider for programs with `.model` lines.
+    work runs on the calling thread.  backend: "cpu", "cpu:LEVEL" (avx512, avx2, baseline), "interpreter", "python",
+    "numba".  models: a provider for programs with `.model` lines.
 
     Every call starts from unwritten registers, fresh memory and the default random stream.  Whatever the backend cannot
     compile runs on the interpreter for that call, with the same bytes; `CompiledProgram.report()` says what and why.

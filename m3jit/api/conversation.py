@@ -36,8 +36,8 @@ KEPT = 64                           # states before messages that a conversation
 
 @dataclass(frozen=True)
 class _Point:
-    """A state to go back to: how many messages there were, and the last answer as it was generated (None: its tokens are
-    not what the message says)."""
+    """A state to go back to: how many messages there were, and the last answer as it was generated (None: its tokens
+    are not what the message says)."""
     state: SessionState
     messages: int
     spoken: str | None
@@ -48,9 +48,10 @@ class Conversation:
 
     settings: the fields of `Settings` (max_tokens None by default: answers may fill the context; a grammar holds for
     each answer).  options: what the program is compiled with besides.  chat_template: jinja2 text in place of the
-    model's.  backend, threads: as `m3jit.VM`.  Each of these, where it is not given, is what a `LanguageModel` was loaded
-    with.  now: the time that templates see, the same throughout.  checkpoints: as `Session`.  Raises UserError or
-    ModelFileError: no such model, no chat template, a bad setting, logprobs (`LanguageModel.generate` gives them)."""
+    model's.  backend, threads: as `m3jit.VM`.  Each of these, where it is not given, is what a `LanguageModel` was
+    loaded with.  now: the time that templates see, the same throughout.  checkpoints: as `Session`.  Raises UserError
+    or ModelFileError: no such model, no chat template, a bad setting, logprobs (`LanguageModel.generate` gives
+    them)."""
 
     _sessions: Callable[..., Session] = Session         # what makes its session
 
@@ -99,7 +100,8 @@ class Conversation:
 
     def transcript(self) -> list[dict[str, str]]:
         """All messages, the system message first."""
-        return ([{"role": "system", "content": self._system}] if self._system else []) + [dict(m) for m in self.messages]
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return system + [dict(m) for m in self.messages]
 
     def say(self, text: str) -> Iterator[str]:
         """The answer to a message, as it comes.  Leaving the loop early, or `stop`, ends it and keeps what was said; an
@@ -110,8 +112,8 @@ class Conversation:
         if not tokens:
             raise UserError(f"{self.model.model.path}: the chat template makes nothing of the message")
         if len(tokens) >= self.context:
-            raise ContextFull(f"the conversation would have {len(tokens)} tokens, the context holds {self.context}; take "
-                              "messages back, start afresh, or allow more context")
+            raise ContextFull(f"the conversation would have {len(tokens)} tokens, the context holds "
+                              f"{self.context}; take messages back, start afresh, or allow more context")
         return self._answer(text, tokens)
 
     def _read(self, messages: list[dict[str, str]]) -> list[int]:
@@ -194,8 +196,8 @@ class Conversation:
             raise UserError("correct: nothing has been said yet")
         token = place.get("to_token")
         if isinstance(token, int) and token < session.start:
-            raise UserError(f"to_token: {token} is before the answer, which begins at {session.start}; undo() takes whole "
-                            "messages back")
+            raise UserError(f"to_token: {token} is before the answer, which begins at {session.start}; undo() "
+                            "takes whole messages back")
         return session._correct(place, text, self._changed)
 
     def undo_correction(self) -> bool:
@@ -261,8 +263,8 @@ class Conversation:
 
 
 def _read_notes(name: str, text: Any) -> tuple[str | None, list[dict[str, str]], str | None, FinishReason | None]:
-    """What `Conversation.save` noted: the system message, the messages, the last answer as it was generated, how it ended.
-    UserError: it is something else."""
+    """What `Conversation.save` noted: the system message, the messages, the last answer as it was generated, how it
+    ended.  UserError: it is something else."""
     try:
         talk = json.loads(text)
         system, messages, spoken, finish = (talk[key] for key in ("system", "messages", "spoken", "finish"))
@@ -271,6 +273,6 @@ def _read_notes(name: str, text: Any) -> tuple[str | None, list[dict[str, str]],
     except (TypeError, ValueError, KeyError):
         good = False
     if not good:
-        raise UserError(f"{name}: its notes are not those of a conversation; load it with the version of m3jit that saved "
-                        "it")
+        raise UserError(f"{name}: its notes are not those of a conversation; load it with the version of m3jit "
+                        "that saved it")
     return system, messages, spoken, finish

@@ -130,8 +130,8 @@ class GeneratedText:
         return self._length - self._stops.back if self._stops.found is not None else None
 
     def complete(self, full: bool) -> bool:
-        """Whether nothing may follow the tokens so far: a stop string came, or, as the caller says, there are as many as
-        asked for.  Appends the last piece then."""
+        """Whether nothing may follow the tokens so far: a stop string came, or, as the caller says, there are as many
+        as asked for.  Appends the last piece then."""
         if self._stops.found is None and not full:
             return False
         self._conclude("stop" if self._stops.found is not None else "length", stopped=True)

@@ -34,7 +34,7 @@ from m3jit.vm.vm import VM
 
 Prompt = Union[str, Sequence[int], np.ndarray, Sequence[Mapping[str, Any]]]
 LARGEST = 2 ** 31 - 1
-PENALISED = 2.0                     # any penalty but 1: the program keeps the tokens so far; the penalty is in a register
+PENALISED = 2.0                     # any penalty but 1: the program keeps the tokens so far; a register has the penalty
 # Options of a program that do not change its states; chunks do not by the contract of determinism.
 UNSEEN_BY_STATES = {"max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "chunk", "hosted",
                     "conversation", "scoring", "checkpoint_every"}
@@ -198,12 +198,13 @@ class LanguageModel:
         return self.model.file.content_hash, tuple(sorted(given.items())), owner
 
     def start(self, ids: Sequence[int], settings: Settings, *, written: int = 0,
-              known: Checkpoint | None = None, keep: Keep | None = None, owner: str = "", **machine: Any) -> GeneratedText:
+              known: Checkpoint | None = None, keep: Keep | None = None, owner: str = "",
+              **machine: Any) -> GeneratedText:
         """A machine that is ready to run: its sinks are attached, its registers set.  Raises as `generate`.
 
         written: so many of the last ids are the beginning of the text itself; its grammar, and a character or a stop
-        string that they begin, go on behind them.  known: states behind the first of these tokens (None: what the model's
-        prefix index has; `NOTHING`: the index is left alone).  keep: gets states of the text, besides the index
+        string that they begin, go on behind them.  known: states behind the first of these tokens (None: what the
+        model's prefix index has; `NOTHING`: the index is left alone).  keep: gets states of the text, besides the index
         (`Keeper`).  owner: states in the index serve texts of the same owner alone.  machine: arguments of `m3jit.VM`
         besides."""
         s, context, matcher = self.check(len(ids), settings)
@@ -323,7 +324,8 @@ class Generation:
 
     @property
     def reused_tokens(self) -> int:
-        """Tokens of the prompt that were not computed: an earlier text began with them (`load_model`'s prefix_memory)."""
+        """Tokens of the prompt that were not computed: an earlier text began with them (`load_model`'s
+        prefix_memory)."""
         return self._generated.reused_tokens
 
     @property
@@ -349,8 +351,8 @@ def load_model(reference: str | os.PathLike = "default", *, backend: str = "auto
 
     backend, threads: as `m3jit.VM`; they never change what is generated.  context: positions a text may use (None: all
     the model has).  chat_template: jinja2 text in place of the model's own.  options: what its program is compiled with
-    besides (kv_type, adapters, chunk).  prefix_memory: bytes of states of texts that are kept, so that a text that begins
-    like one of them computes only what is new (0: none).  Raises UserError (no such model) or
+    besides (kv_type, adapters, chunk).  prefix_memory: bytes of states of texts that are kept, so that a text that
+    begins like one of them computes only what is new (0: none).  Raises UserError (no such model) or
     ModelFileError (it cannot be run)."""
     prefixes = PrefixIndex(prefix_memory) if prefix_memory else None
     model = LanguageModel(os.fspath(reference), Models(), backend, threads, context, chat_template, options, prefixes)

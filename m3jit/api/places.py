@@ -73,8 +73,8 @@ class TokenText:
             listed = "; ".join(f"{number}: {self._around(at, wanted)}"
                                for number, at in enumerate(places[:MOST_SHOWN], 1))
             more = f"; and {len(places) - MOST_SHOWN} more" if len(places) > MOST_SHOWN else ""
-            raise UserError(f"{brief(repr(wanted))} is in the text {len(places)} times: {listed}{more}; give more of the "
-                            "text, or say which of them (-1: the last)")
+            raise UserError(f"{brief(repr(wanted))} is in the text {len(places)} times: {listed}{more}; give "
+                            "more of the text, or say which of them (-1: the last)")
         number = 1 if which is None else which
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= abs(number) <= len(places):
             raise UserError(f"which: {brief(repr(number))}, but {brief(repr(wanted))} is in the text {len(places)} "

@@ -86,7 +86,8 @@ def write(session: "Session", state: SessionState, store: Store, name: str, note
         machine.place(point, point.rows)
         handles.append(machine.vm.fork())
     machine.place(latest, latest.rows)
-    noted = ["session", LAYOUT, [[key, value] for key, value in identity.items()], np.array(state.tokens, np.int64).tobytes(),
+    noted = ["session", LAYOUT, [[key, value] for key, value in identity.items()],
+             np.array(state.tokens, np.int64).tobytes(),
              np.array(state.random, np.int64).tobytes(), state.start, state.rest, state.finish_reason,
              state.ended_at, [p.rows for p in (latest, *points, *prompts)], len(points), notes]
     return store.commit(machine.vm, name, noted, handles)

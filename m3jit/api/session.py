@@ -53,7 +53,8 @@ class Session(SavedSession):
     Raises UserError or ModelFileError: no such model, a bad setting, a prompt that does not fit.
 
     Methods are for one thread at a time, `stop` for any; in a loop over `generate` the session may be changed, which
-    ends that loop.  A method that raises, KeyboardInterrupt too, leaves the session as it was, or as it is afterwards."""
+    ends that loop.  A method that raises, KeyboardInterrupt too, leaves the session as it was, or as it is
+    afterwards."""
 
     def __init__(self, model: LanguageModel | str = "default", prompt: Prompt | None = None, *,
                  checkpoints: Policy | None = None, options: Options | None = None, backend: str | None = None,
@@ -169,12 +170,12 @@ class Session(SavedSession):
 
     def _room(self, tokens: int) -> None:
         if tokens > self.context:
-            raise ContextFull(f"the session would have {tokens} tokens, the context holds {self.context}; go back, shorten "
-                              "the text, or allow more context")
+            raise ContextFull(f"the session would have {tokens} tokens, the context holds {self.context}; go "
+                              "back, shorten the text, or allow more context")
 
     def generate(self, max_tokens: int | None = None) -> Iterator[Piece]:
-        """Go on: an iterator of `Piece`.  It runs the machine while it is asked for the next piece; leaving the loop, or
-        changing the session, ends it where it is.  max_tokens: at most so many more.
+        """Go on: an iterator of `Piece`.  It runs the machine while it is asked for the next piece; leaving the loop,
+        or changing the session, ends it where it is.  max_tokens: at most so many more.
 
         UserError: there is nothing to go on from, or the session is closed.  ContextFull."""
         Settings(max_tokens=max_tokens).checked()
@@ -337,8 +338,8 @@ class Session(SavedSession):
             self._put(now.prompted().cut(same).extended(ids[same:], self._machine.seed).begun(), beside)
 
     def undo(self) -> bool:
-        """Take the last correction back (a rollback and what was injected behind it, or an injection alone) with all that
-        came after; False when there is none.  Generation then goes on where it was."""
+        """Take the last correction back (a rollback and what was injected behind it, or an injection alone) with all
+        that came after; False when there is none.  Generation then goes on where it was."""
         return self._undo(lambda now: ())
 
     def _undo(self, beside: Beside) -> bool:
@@ -370,8 +371,8 @@ class Session(SavedSession):
             self._put(self._settled().at(state), beside)
 
     def fork(self) -> "Session":
-        """Another session that is as this one is now, and goes its own way.  States are shared, nothing is computed; its
-        machine is new.  UserError: the session is closed, or is generating in another thread."""
+        """Another session that is as this one is now, and goes its own way.  States are shared, nothing is computed;
+        its machine is new.  UserError: the session is closed, or is generating in another thread."""
         with self._exclusive():
             other = Session.__new__(Session)
             other.__dict__.update(self.__dict__)
@@ -420,8 +421,8 @@ class Session(SavedSession):
         commit([attribute(self, "_now", now), *beside])
 
     def _settled(self, share: bool = True) -> Current:
-        """The session with what its machine has computed, as a value: once it is stored, the machine may be put somewhere
-        else, and loops over `generate` end.  share: other texts may begin behind it."""
+        """The session with what its machine has computed, as a value: once it is stored, the machine may be put
+        somewhere else, and loops over `generate` end.  share: other texts may begin behind it."""
         now = self._now
         if now.generated is None:
             return now

@@ -37,10 +37,10 @@ class Current:
     A session replaces it as a whole, by one store, so that an interrupt (Ctrl-C) finds the session as it was before an
     operation or as it is afterwards.  Methods give another value; `drawn` alone changes its lists.
 
-    random: may be longer than `tokens`; what is beyond counts for nothing.  history: what `undo` goes back to, the newest
-    last.  correcting: a correction has begun, and is that newest one.  evaluated: tokens that went through machines
-    before `generated`.  generated: the text that the machine is at; None: it stands somewhere else.  last_point: where
-    the last checkpoint of a policy was taken."""
+    random: may be longer than `tokens`; what is beyond counts for nothing.  history: what `undo` goes back to, the
+    newest last.  correcting: a correction has begun, and is that newest one.  evaluated: tokens that went through
+    machines before `generated`.  generated: the text that the machine is at; None: it stands somewhere else.
+    last_point: where the last checkpoint of a policy was taken."""
     tokens: list[int] = field(default_factory=list)
     start: int = 0
     rest: str = ""

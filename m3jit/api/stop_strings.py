@@ -27,8 +27,9 @@ class StopStrings:
     What could still become one is held back: no part of a stop string is ever given out, and nothing else is kept.
     Of two that are complete at the same character, the longer one counts.
 
-    behind: the text that these pieces go on, and that was given out: a stop string may begin in it, but one that ends in
-    it is none.  found: the stop string that ended the text; back: so many of its characters were given out before."""
+    behind: the text that these pieces go on, and that was given out: a stop string may begin in it, but one that ends
+    in it is none.  found: the stop string that ended the text; back: so many of its characters were given out
+    before."""
 
     def __init__(self, stops: Sequence[str], behind: str = ""):
         self.stops = tuple(stops)

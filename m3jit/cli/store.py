@@ -18,11 +18,13 @@ from m3jit.errors import Interrupted, LimitError, UserError
 @click.argument("folder")
 @click.option("--verify", is_flag=True, help="Read every version completely; exit code 1 when one is damaged.")
 @click.option("--repair", is_flag=True, help="Keep what is whole: cut a damaged log, drop damaged versions.")
-@click.option("--compact", is_flag=True, help="Keep the newest version of each name, and give the space of the others back.")
+@click.option("--compact", is_flag=True,
+              help="Keep the newest version of each name, and give the space of the others back.")
 @click.option("--keep", type=click.IntRange(1), metavar="N",
               help="With --compact: keep the newest N versions of each name.")
 @click.option("--remove", metavar="NAME", help="Forget the versions of a name.")
-@click.option("--log", "log", metavar="NAME", help="Write what a program appended to its log (region WAL) to standard output.")
+@click.option("--log", "log", metavar="NAME",
+              help="Write what a program appended to its log (region WAL) to standard output.")
 def store(folder: str, verify: bool, repair: bool, compact: bool, keep: int | None, remove: str | None,
           log: str | None) -> int:
     """List, check and tidy the versions in FOLDER, a store of `m3jit run --store`, `m3jit chat` or CHECKPOINT_SAVE."""
@@ -95,8 +97,9 @@ def opened(folder: str | None) -> Iterator[Any]:
 
 
 def check_content(found: Any, wanted: str) -> None:
-    """Is a store one of "conversations" (`m3jit chat --session`) or of "runs" (`m3jit run --store`)?  Its newest versions
-    tell; where there are none, or none that can be read, it may become one.  UserError: it is the other one alone."""
+    """Is a store one of "conversations" (`m3jit chat --session`) or of "runs" (`m3jit run --store`)?  Its newest
+    versions tell; where there are none, or none that can be read, it may become one.  UserError: it is the other one
+    alone."""
     from m3jit.durable import StoreError
     kinds = {"runs"} if found.appended else set()
     for name in found.names():
@@ -154,9 +157,9 @@ def kept(vm: Any, folder: str | None, fresh: bool = False) -> Iterator[None]:
     from m3jit.durable.checkpoints import RUN
     disk = vm.checkpoints
     if fresh and RUN in disk.store.names():
-        raise UserError(f"{folder}: a run would go on from version {disk.store.latest(RUN).number}, and the log of a run "
-                        f"begins at its beginning. Give --store an empty folder, or forget the version (m3jit store "
-                        f"{folder} --remove {RUN})")
+        raise UserError(f"{folder}: a run would go on from version {disk.store.latest(RUN).number}, and the "
+                        "log of a run begins at its beginning. Give --store an empty folder, or forget the version "
+                        f"(m3jit store {folder} --remove {RUN})")
     back = disk.resume(vm)
     if back is not None:
         note(f"{folder}: going on from version {back.version.number}")

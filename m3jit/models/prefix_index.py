@@ -213,7 +213,8 @@ class PrefixIndex:
             self._ledger = ledger
 
     def _open(self) -> Ledger:
-        """The ledger, to be changed and put back; counted anew where an interrupt kept somebody from putting it back."""
+        """The ledger, to be changed and put back; counted anew where an interrupt kept somebody from putting it
+        back."""
         ledger, self._ledger = self._ledger, None
         if ledger is None:
             ledger = Ledger()
@@ -256,7 +257,8 @@ class PrefixIndex:
         stores.append(attribute(top, "children", children))
         if top is node or top.version is None:
             if top.parent is None and not left:
-                stores.append(attribute(self, "_roots", {k: root for k, root in self._roots.items() if root is not top}))
+                stores.append(attribute(self, "_roots",
+                                        {k: root for k, root in self._roots.items() if root is not top}))
             elif top.parent is not None and len(left) == 1:
                 child, tokens = left[0], np.concatenate([top.tokens, left[0].tokens])
                 stores += [attribute(child, "tokens", tokens), attribute(child, "parent", top.parent),

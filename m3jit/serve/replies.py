@@ -35,8 +35,8 @@ class Reply:
                 "system_fingerprint": FINGERPRINT, "choices": choices, **more}
 
     def cut(self, index: int, reason: str | None) -> dict[str, int]:
-        """What the end of a text says of an edited response besides: characters of what was kept and injected that belong
-        to the stop string, where there are some."""
+        """What the end of a text says of an edited response besides: characters of what was kept and injected that
+        belong to the stop string, where there are some."""
         return {"cut": self.backs[index]} if reason is not None and index in self.backs else {}
 
     @property

@@ -93,7 +93,8 @@ class Fields:
         return value
 
     def finish(self, known: Sequence[str] = ()) -> None:
-        """ApiError 400 for fields that are unknown, or known and not supported.  known: names that may have been meant."""
+        """ApiError 400 for fields that are unknown, or known and not supported.  known: names that may have been
+        meant."""
         for name, value in self.values.items():
             if name in LABELS or value is None:
                 continue

@@ -146,7 +146,8 @@ class Engine:
 
     def last_before(self, forward: Callable[[int], bool], stands: Callable[[], bool] = lambda: False,
                     begin: Callable[[], None] = lambda: None) -> bool:
-        """Back to the last place before this one where `forward` stops; False when there is none: to the beginning then.
+        """Back to the last place before this one where `forward` stops; False when there is none: to the beginning
+        then.
 
         forward(end): goes forward, True when it stopped at a place before `end`, or behind an instruction at it.
         stands: is the place where the machine stands one?  begin: called where going forward begins."""

@@ -68,7 +68,8 @@ class History:
 
 
 class Watcher(Recorder):
-    """The recorder of a machine that is looked at: what it does again is answered from the history and not written twice.
+    """The recorder of a machine that is looked at: what it does again is answered from the history and not written
+    twice.
 
     live: behind the end of the history the outside is looked at."""
 

@@ -39,7 +39,8 @@ _RECORD = struct.Struct("<BBHII")
 
 
 class LogError(Interrupted):
-    """A file that is no log, or a damaged one.  Where it is changed while it is replayed, the run ends: it is no trap."""
+    """A file that is no log, or a damaged one.  Where it is changed while it is replayed, the run ends: it is no
+    trap."""
     exit_code = 1
 
 
@@ -136,8 +137,8 @@ class LogWriter:
     def _raise(self) -> None:
         if self._error is not None:
             why = self._error.strerror or self._error
-            raise LogFailed(f"{self.path}: cannot be written: {why}; the run was stopped. What was recorded before can be "
-                            f"replayed")
+            raise LogFailed(f"{self.path}: cannot be written: {why}; the run was stopped. What was recorded "
+                            "before can be replayed")
 
 
 def _fits(what: str, value: Any) -> bool:
@@ -250,7 +251,8 @@ class LogReader:
         self._number, self.torn = 0, False
 
     def _next(self) -> tuple[int, bytes] | None:
-        """Kind and payload of the next record; None where the file ends (`torn`: inside a record, or without an end)."""
+        """Kind and payload of the next record; None where the file ends (`torn`: inside a record, or without an
+        end)."""
         found = self._header()
         if found is None:
             return None
@@ -296,8 +298,8 @@ class LogReader:
             raise LogError(f"{self.path}: cannot be read at byte {self.at}: {e.strerror or e}") from None
 
     def _damaged(self, what: str) -> LogError:
-        return LogError(f"{self.path}: record {self._number} (byte {self.at}) {what}; the file was changed after it was "
-                        f"written. Copy it again, or record the run again")
+        return LogError(f"{self.path}: record {self._number} (byte {self.at}) {what}; the file was changed "
+                        "after it was written. Copy it again, or record the run again")
 
     def close(self) -> None:
         self._file.close()

@@ -104,8 +104,8 @@ class KnownModels:
             if fingerprint(model) == wanted:
                 return model
         here = fingerprint(self.provider.load(reference))
-        raise UserError(f"{self.path}: was recorded with another model under the name {reference!r}: its content has the "
-                        f"hash {wanted}, the one here {here}. Give the file that was used with --model")
+        raise UserError(f"{self.path}: was recorded with another model under the name {reference!r}: its "
+                        f"content has the hash {wanted}, the one here {here}. Give the file that was used with --model")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.provider, name)
@@ -114,9 +114,10 @@ class KnownModels:
 class Replay:
     """A recorded run, ready to be repeated.
 
-    program: must be the recorded one (None: the copy in the log).  files: where files of the program go (None: nowhere).
-    any_version: also logs of other versions of m3jit, and of the library of grammars.  finish: called when the program
-    has come to its end, as `Recording.finish`.  LogError, UserError: the log is damaged, or of something else."""
+    program: must be the recorded one (None: the copy in the log).  files: where files of the program go (None:
+    nowhere). any_version: also logs of other versions of m3jit, and of the library of grammars.  finish: called when
+    the program has come to its end, as `Recording.finish`.  LogError, UserError: the log is damaged, or of something
+    else."""
 
     def __init__(self, path: str, models: Any, backend: str = "auto", threads: int | None = None,
                  program: Program | None = None, files: str | None = None, any_version: bool = False,
@@ -130,8 +131,8 @@ class Replay:
         recorded = program_of(head, path)
         if program is not None and program_hash(program.to_bytes()) != head["hash"]:
             raise UserError(f"{path}: is a log of another program than {program.name} ({head['name']}, hash "
-                            f"{head['hash']}; this one has {program_hash(program.to_bytes())}). Without a program, replay "
-                            f"runs the copy in the log")
+                            f"{head['hash']}; this one has {program_hash(program.to_bytes())}). Without a "
+                            "program, replay runs the copy in the log")
         self.recorder = Recorder(replay=(), echo=echo)
         self.recorder.tape = Tape(events_of(self.reader, self.recorder))
         self.recorder.digest = digest
@@ -170,8 +171,8 @@ class Replay:
         self.recorder.pass_said()
         left, end = self.recorder.tape.peek(), self.reader.end
         if left is not None:
-            raise Divergence(f"replay: the run ended after {self.vm.retired} instructions{_why(error)}, but the log goes "
-                             f"on with {left.what} of context {left.context} after {left.retired}")
+            raise Divergence(f"replay: the run ended after {self.vm.retired} instructions{_why(error)}, but "
+                             f"the log goes on with {left.what} of context {left.context} after {left.retired}")
         if end is None:
             if not isinstance(error, RecordEnds):
                 return                                 # the program ended before the recording was cut off
@@ -179,18 +180,21 @@ class Replay:
         found = "done" if error is None else type(error).__name__
         if isinstance(error, RecordEnds):
             if end["status"] not in STOPPED:
-                raise Divergence(f"replay: the run goes on after {self.vm.retired} instructions, where the recorded one "
-                                 f"ended ({end['message'] or 'done'})")
+                raise Divergence(f"replay: the run goes on after {self.vm.retired} instructions, where the "
+                                 f"recorded one ended ({end['message'] or 'done'})")
         elif found != end["status"] or found != "LimitError" and str(error or "") != end["message"]:
             raise Divergence(f"replay: the run ended with: {str(error) if error else 'done'}; the recorded one with: "
                              f"{end['message'] or end['status']}")
         more = self.vm.retired - end["retired"]
-        if more and (end["exact"] or more != 1):       # Ctrl-C may come when an instruction's output is out, but not its end
-            raise Divergence(f"replay: the run completed {self.vm.retired} instructions, the recorded one {end['retired']}")
+        # Ctrl-C may come when an instruction's output is out, but not its end.
+        if more and (end["exact"] or more != 1):
+            raise Divergence(f"replay: the run completed {self.vm.retired} instructions, the recorded one "
+                             f"{end['retired']}")
         if end["exact"] and end["digest"]:
             state = digest(self.vm.main)
             if state != end["digest"]:
-                raise Divergence(f"replay: the state at the end is {state}, the log has {end['digest']}; all outputs agree")
+                raise Divergence(f"replay: the state at the end is {state}, the log has {end['digest']}; all "
+                                 "outputs agree")
             self.recorder.verified += 1
 
 

@@ -42,7 +42,8 @@ def place(vm: Any, text: str) -> Breakpoint:
         if at >= len(image.pcs):
             raise UserError(f"{word}: the program ends before")
         return Breakpoint(word, frozenset({image.pcs[at]}))
-    found = frozenset(pc for pc, ins in zip(image.pcs, image.instructions) if word.upper() in (ins.op.name, _family(ins)))
+    found = frozenset(pc for pc,
+                      ins in zip(image.pcs, image.instructions) if word.upper() in (ins.op.name, _family(ins)))
     if found:
         return Breakpoint(word.upper(), found)
     hint = suggest(word, [*labels, *{ins.op.name for ins in image.instructions}])

@@ -142,7 +142,8 @@ def statistics(a: np.ndarray) -> str:
         if finite.size else []
     zeros, nans = int((a == 0).sum()), int(np.isnan(a).sum())
     infinite = a.size - finite.size - nans
-    return " ".join(parts + [f"{n} {what}" for n, what in ((zeros, "zero"), (nans, "NaN"), (infinite, "infinite")) if n])
+    special = ((zeros, "zero"), (nans, "NaN"), (infinite, "infinite"))
+    return " ".join(parts + [f"{n} {what}" for n, what in special if n])
 
 
 def picture(tensor: Tensor) -> list[str]:
@@ -163,8 +164,9 @@ def picture(tensor: Tensor) -> list[str]:
     top = means.max() or 1.0
     level = np.minimum((means / top * len(SHADES)).astype(int), len(SHADES) - 1)
     lines = ["".join("!" if b else SHADES[v] for v, b in zip(row, wrong)) for row, wrong in zip(level, bad)]
-    return [f"|{line}|" for line in lines] + [f"'{SHADES[-1]}' is {top:.6g}; {len(SHADES)} steps, one character is about "
-                                              f"{flat.shape[0] // rows or 1} x {flat.shape[1] // columns or 1} elements"]
+    return [f"|{line}|" for line in lines] + [f"'{SHADES[-1]}' is {top:.6g}; {len(SHADES)} steps, one "
+                                              f"character is about {flat.shape[0] // rows or 1} x "
+                                              f"{flat.shape[1] // columns or 1} elements"]
 
 
 def state_line(state: Any) -> str:

@@ -103,7 +103,8 @@ def _put_compound(out: bytearray, value: Any) -> None:
         _put_shape(out, a.shape)
         put_bytes(out, a.astype(a.dtype.newbyteorder("<")).tobytes())
     else:
-        raise WireError(f"a value of class {type(value).__name__} cannot be recorded; numbers, text, bytes and arrays can")
+        raise WireError(f"a value of class {type(value).__name__} cannot be recorded; numbers, text, bytes "
+                        "and arrays can")
 
 
 def _put_all(out: bytearray, values: Any) -> None:

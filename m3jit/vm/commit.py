@@ -19,8 +19,8 @@ def attribute(target: Any, name: str, value: Any) -> Store:
 
 
 def item(target: list | dict | memoryview, index: Any, value: Any) -> Store:
-    """target[index] = value: an element of a list, or of a dict that has one there, or a slice of a view of bytes and another
-    view of that length."""
+    """target[index] = value: an element of a list, or of a dict that has one there, or a slice of a view of bytes and
+    another view of that length."""
     return setitem, target, index, value
 
 
@@ -34,5 +34,6 @@ def commit(stores: Iterable[Store]) -> None:
 
 
 def commit_columns(calls: Iterable[Any], targets: Iterable[Any], keys: Iterable[Any], values: Iterable[Any]) -> None:
-    """`commit` of stores that are given as columns; they are lists or tuples, which can be walked without allocating."""
+    """`commit` of stores that are given as columns; they are lists or tuples, which can be walked without
+    allocating."""
     any(map(call, calls, targets, keys, values))

@@ -75,7 +75,8 @@ class Root:
 class Context:
     """One thread of execution inside a machine."""
     __slots__ = ("id", "index", "used", "R", "V", "S", "frames", "flags", "rng", "states", "memory", "cursors", "texts",
-                 "model", "priority", "lent", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order", "retired",
+                 "model", "priority", "lent", "pipeline", "deadline", "virtual_time", "virtual_deadline", "order",
+                 "retired",
                  "status", "waiting_for", "raised", "answered", "quiet_until", "looked", "heard", "leave", "budget",
                  "trap", "newest_snapshot", "parks", "parked", "ahead")
 
@@ -151,8 +152,8 @@ class Context:
         return r
 
     def restore(self, root: Root, registers: bool = True, more: Iterable[Store] = ()) -> None:
-        """Make `root` the state of this context and do `more` stores with it, all at once or not at all; the root can be
-        restored again.  registers False: memory and state only."""
+        """Make `root` the state of this context and do `more` stores with it, all at once or not at all; the root can
+        be restored again.  registers False: memory and state only."""
         commit([*self.restoring(root, registers), *more])
 
     def restoring(self, root: Root, registers: bool = True) -> list[Store]:

@@ -20,8 +20,8 @@ class Extension:
     """function(values, immediate: bytes, state) -> the destinations' values (one, a tuple, or None for none).
 
     With `state` True the function returns (values, new state); the state is a root value, so it rolls back.
-    pack, unpack: what makes a tree of plain values (None, numbers, text, bytes, lists) of a state that is none itself, and
-    the state of such a tree, for checkpoints on disk."""
+    pack, unpack: what makes a tree of plain values (None, numbers, text, bytes, lists) of a state that is none itself,
+    and the state of such a tree, for checkpoints on disk."""
     name: str
     number: int
     version: tuple[int, int]

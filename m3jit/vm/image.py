@@ -136,7 +136,8 @@ def show(ins: Instruction, program: Any = None) -> str:
 
 
 def symbol_text(field: SymbolField, word: int, program: Any) -> str:
-    """What a string, symbol or address operand stands for, as a source writes it; its number where it stands for none."""
+    """What a string, symbol or address operand stands for, as a source writes it; its number where it stands for
+    none."""
     try:
         if program is not None and field.what == "string":
             return quote(program.string(word))

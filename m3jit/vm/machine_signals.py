@@ -81,10 +81,11 @@ class SignalsView:
     def signal(self, kind: str, node: int, target: Any) -> int:
         """SIGNAL to a context of this machine: 0 done, 2 no such context, 3 refused."""
         if node:
-            raise OperandError(f"NODE={node}: this machine is no member of a cluster; SIGNAL reaches contexts of node 0")
+            raise OperandError(f"NODE={node}: this machine is no member of a cluster; SIGNAL reaches "
+                               "contexts of node 0")
         if kind == "FORK_REQ":
-            raise OperandError("KIND=FORK_REQ: a snapshot has no name outside the context that took it; the target has to "
-                               "execute FORK")
+            raise OperandError("KIND=FORK_REQ: a snapshot has no name outside the context that took it; the "
+                               "target has to execute FORK")
         number = target.id if isinstance(target, ContextRef) else target
         found = self.vm.scheduler.contexts.get(number)
         if found is None or found.status not in (READY, WAITING):

@@ -270,7 +270,8 @@ class ContextMemory:
         held = sum(p.count for p in self.pages.values()) + self.machine.shared.count
         more, limit = pages.missing(offset, size), self.machine.limit
         if (held + more) * PAGE > limit:
-            raise OperandError(f"out of memory: {size} more bytes in region {NAMES[region]} pass the limit of {limit} bytes")
+            raise OperandError(f"out of memory: {size} more bytes in region {NAMES[region]} pass the limit of "
+                               f"{limit} bytes")
         if not self.machine.has_room(more, size // PAGE + 2):
             raise OperandError(f"out of memory: with {size} more bytes in region {NAMES[region]} the contexts of this "
                                f"machine pass their common limit of {limit} bytes (memory_limit); end one with "
@@ -316,7 +317,8 @@ class ContextMemory:
         start = (self.arenas.get(number, 0) + align - 1) // align * align
         if start + size > ARENA_LIMIT:
             raise OperandError(f"arena {number} is full: {size} bytes after {start} pass the limit of {ARENA_LIMIT}")
-        return ARENA << 60 | number << ARENA_SHIFT | start, attribute(self, "arenas", {**self.arenas, number: start + size})
+        grown = {**self.arenas, number: start + size}
+        return ARENA << 60 | number << ARENA_SHIFT | start, attribute(self, "arenas", grown)
 
     def arena_reset(self, number: int) -> None:
         """Free every block of an arena."""

@@ -2,8 +2,8 @@
 
 A root that nobody needs any more may hold much: pages of streams, tensors, addressed memory.  Dropping it takes time in
 proportion, which is no time of the program's.  A rollback, and a snapshot that is released, hand over the parts that
-may be large; the thread takes page tables apart leaf by leaf and lets others in between.  It looks every few milliseconds
-while there is work, so handing over wakes nobody; after a second without any it sleeps until it is called.
+may be large; the thread takes page tables apart leaf by leaf and lets others in between.  It looks every few
+milliseconds while there is work, so handing over wakes nobody; after a second without any it sleeps until it is called.
 
 What decides how a program goes on is never left to the thread: handles of snapshots and claims of pages
 (m3jit.isa.kv_pages) are let go by the program itself, at once.
@@ -63,8 +63,8 @@ class Reclaimer:
 
 
 def leavings(root: Any, *registers: list[Any]) -> list[Any]:
-    """These registers and what else of a context or of a snapshot's root may take long to free; without what the program
-    itself must let go."""
+    """These registers and what else of a context or of a snapshot's root may take long to free; without what the
+    program itself must let go."""
     out: list[Any] = [*registers]
     if root.memory.pages:
         out.append(root.memory)
@@ -114,7 +114,7 @@ def _work() -> None:
     while True:
         try:
             _look_and_free()
-        except MemoryError:                            # what it had in hand is gone with the frame; there is more to free
+        except MemoryError:                            # what it had in hand is gone with the frame; there is more
             continue
 
 

@@ -13,8 +13,8 @@ An event belongs to a context and the number of instructions that context had co
     call gave                       what the host was asked for, and what came of it (m3jit.api.recorded)
     failed                          a sink refused an item (`Raised`)
     block                           the context began to wait for the outside (what it waits for)
-    wake                            the wait ended: (instructions of all contexts by then, how many others were begun and
-                                    not completed, because they waited or trapped, turns that were given)
+    wake                            the wait ended: (instructions of all contexts by then, how many others were begun
+                                    and not completed, because they waited or trapped, turns that were given)
     digest                          the context's version (m3jit.vm.digest) in front of this output
 """
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Output(NamedTuple):
         if self.form not in ("TEXT", "RAW"):
             return f"{self.size} bytes {self.form} to {self.sink} ({self.digest:016x})"
         shown = repr(self.head.decode("utf-8", "replace")) if self.form == "TEXT" else self.head.hex(" ")
-        more = f" and {self.size - len(self.head)} more bytes ({self.digest:016x})" if self.size > len(self.head) else ""
+        rest = self.size - len(self.head)
+        more = f" and {rest} more bytes ({self.digest:016x})" if rest > 0 else ""
         return f"{brief(shown)}{more} to {self.sink}"
 
 
@@ -195,7 +196,8 @@ class Recorder:
         return Divergence(f"replay: context {ctx.id} after {ctx.retired} instructions{where} {what}")
 
     def _taken(self, ctx: Context) -> None:
-        """An event is behind.  The slice is cut where what follows must happen at a place of its own: `horizon` is that."""
+        """An event is behind.  The slice is cut where what follows must happen at a place of its own: `horizon` is
+        that."""
         self.tape.take()
         self._look_up()
 
@@ -284,8 +286,8 @@ class Recorder:
         return event.value[0] if event.what == "wake" else None
 
     def at_horizon(self, ctx: Context) -> bool:
-        """The run has come to where it has to look up.  True: it does.  False: a replay has come to an event that nothing
-        of the run itself brings about, and the context began to wait, as it must.
+        """The run has come to where it has to look up.  True: it does.  False: a replay has come to an event that
+        nothing of the run itself brings about, and the context began to wait, as it must.
 
         `RecordEnds`: the recorded run was ended here from outside; `Divergence`: the context does something else."""
         own = self.horizon
@@ -321,8 +323,8 @@ class Recorder:
             raise self.ended(waits)
         there = "ended" if event is None else f"went on with {event.what} of context {event.context} after " \
             f"{event.retired} instructions (event {self.tape.taken} of the log)"
-        raise Divergence(f"replay: after {self.vm.retired} instructions no context can go on ({waits}), where the recorded "
-                         f"run {there}: the log belongs to another program, version or input")
+        raise Divergence(f"replay: after {self.vm.retired} instructions no context can go on ({waits}), where "
+                         f"the recorded run {there}: the log belongs to another program, version or input")
 
     # -- what goes out ----------------------------------------------------------------------------------------------
     def leave(self, ctx: Context, sink: str, item: Any, write: Callable[[], Any]) -> None:

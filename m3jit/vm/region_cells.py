@@ -82,7 +82,8 @@ class _Share:
             while len(self.read_bytes) >= MAX_KNOWN:
                 del self.read_bytes[next(iter(self.read_bytes))]
             inside = all(at in layout.starts for at, _ in self.reads)
-            self.read_bytes[layout] = 4 * np.array([layout.starts[at] for at, _ in self.reads], np.int64) if inside else None
+            starts = [layout.starts[at] for at, _ in self.reads] if inside else None
+            self.read_bytes[layout] = None if starts is None else 4 * np.array(starts, np.int64)
         return self.read_bytes[layout]
 
     def _nothing(self, kind: tuple[str, tuple[int, ...]]) -> Cell:
@@ -97,7 +98,8 @@ class _Share:
         if layout is None:
             mine = [s for s in stores if s.how == "cell" and s.key[1] == self.register]
             shapes: dict[Key, tuple[int, ...]] = {s.key[2:4]: s.key[4] for s in mine}
-            layout = self.ways[id(stores)] = Layout({s.key[2:4]: self.starts[s.word] for s in mine}, shapes, self.elements)
+            layout = self.ways[id(stores)] = Layout({s.key[2:4]: self.starts[s.word] for s in mine}, shapes,
+                                                    self.elements)
         if not layout.starts:
             return None
         if state.shapes is layout.shapes or state.shapes.keys() <= layout.starts.keys():

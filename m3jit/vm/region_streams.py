@@ -102,7 +102,8 @@ class RegionStreams:
                 length = stream.common_length(use.length_layers)
                 frame[use.length_words] = length if length is not None else stream.lengths(use.length_layers)
 
-    def fill_all(self, frames: np.ndarray, reserved: Sequence[dict[Any, KVStream]], known: list[dict[Any, Any]]) -> None:
+    def fill_all(self, frames: np.ndarray, reserved: Sequence[dict[Any, KVStream]],
+                 known: list[dict[Any, Any]]) -> None:
         """`fill` for frames [contexts, words].  known: for each, the addresses it has already, by state register."""
         for key, use in self.streams.items():
             streams = [r[key] for r in reserved]

@@ -33,7 +33,8 @@ def make(vm: Any, backend: str, threads: int | None) -> Any:
 def _jit(vm: Any, backend: str, threads: int | None) -> Any:
     from m3jit.vm.jit import Compiler, Jit, shared_points
     n = threads or len(os.sched_getaffinity(0))
-    code = LazyEngine(backend) if backend == "auto" else engine(backend)     # a named backend that cannot run says so now
+    # A named backend that cannot run says so now.
+    code = LazyEngine(backend) if backend == "auto" else engine(backend)
     compiler = Compiler(code, weights(), n, name=backend)
     points = shared_points(vm.image, vm.models, backend, n)
     return Jit(vm.image, vm.machine, compiler, vm.stop_word, eager=backend != "auto", points=points)

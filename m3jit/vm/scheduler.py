@@ -38,9 +38,10 @@ class Scheduler:
                 attribute(ctx, "virtual_time", virtual_time), attribute(ctx, "order", order),
                 attribute(ctx, "virtual_deadline", virtual_time + QUANTUM)]
 
-    def remove(self, ctx: Context) -> None:
-        self.contexts.pop(ctx.id, None)
-        ctx.ahead = None                               # it leads back to the context, whose names would live on
+    def remove(self, ctx: Context, more: Iterable[Store] = ()) -> None:
+        """It is no longer one of them; more: what is stored with that."""
+        # what it got ahead leads back to it, and what its registers name would live on
+        commit([self.removing(ctx), attribute(ctx, "ahead", None), *more])
 
     def removing(self, ctx: Context) -> Store:
         """The store of `remove`."""
@@ -89,8 +90,8 @@ class Scheduler:
         """The stores (m3jit.vm.commit) that end a wait because another context says so."""
         others = [c.virtual_time for c in self.contexts.values() if c.status == READY and c is not ctx]
         now, order = max(ctx.virtual_time, min(others, default=0)), self._order + 1
-        return [attribute(ctx, "status", READY), attribute(ctx, "waiting_for", None), attribute(ctx, "virtual_time", now),
-                attribute(self, "_order", order), attribute(ctx, "order", order),
+        return [attribute(ctx, "status", READY), attribute(ctx, "waiting_for", None),
+                attribute(ctx, "virtual_time", now), attribute(self, "_order", order), attribute(ctx, "order", order),
                 attribute(ctx, "virtual_deadline", now + QUANTUM)]
 
     def pick(self) -> tuple[Context | None, int]:

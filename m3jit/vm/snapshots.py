@@ -87,8 +87,8 @@ class SnapshotHandle:
 
 
 class SnapshotStore:
-    """The snapshots of a machine; keeps the newest `window` of them alive.  backlog: see `Reclaimer`.  memory: bytes that
-    snapshots alone may hold (m3jit.vm.held)."""
+    """The snapshots of a machine; keeps the newest `window` of them alive.  backlog: see `Reclaimer`.  memory: bytes
+    that snapshots alone may hold (m3jit.vm.held)."""
 
     def __init__(self, window: int = DEFAULT_WINDOW, backlog: int = DEFAULT_BACKLOG, memory: int = DEFAULT_BOUND):
         self.window, self.reclaimer = count_of("snapshot_window", window, 0), Reclaimer(backlog)
@@ -97,15 +97,17 @@ class SnapshotStore:
         self._ring: list[Snapshot | None] = []                 # the window; as long as was needed so far
         self._at = 0                                           # where the next snapshot goes
         self._ids = itertools.count(1)
-        self._names: list[SnapshotHandle] = []                 # weak handles of all live snapshots, and of some dead ones
-        self._tidy = FRESH                                     # names that there may be until the dead ones are left out
+        self._names: list[SnapshotHandle] = []                 # weak handles of all live snapshots, and some dead ones
+        # Names that there may be until the dead ones are left out.
+        self._tidy = FRESH
 
     def new_id(self) -> int:
         return next(self._ids)
 
     def take(self, ctx: Any, resume: int, register: int | None = None,
              before: Callable[[Snapshot], None] | None = None) -> SnapshotHandle:
-        """A snapshot of a context, which goes on at `resume`: the newest of the window and of the context, all or nothing.
+        """A snapshot of a context, which goes on at `resume`: the newest of the window and of the context, all or
+        nothing.
 
         register: the general register that holds the handle then (inside the snapshot it names that weakly, so that it
         still does after ABORT).  before: called with the snapshot when nothing is stored yet.  OperandError: snapshots
@@ -126,7 +128,8 @@ class SnapshotStore:
         return handle
 
     def keep(self, snapshot: Snapshot) -> list[Store]:
-        """The stores (m3jit.vm.commit) that make it the newest of the window.  OperandError: snapshots hold too much."""
+        """The stores (m3jit.vm.commit) that make it the newest of the window.  OperandError: snapshots hold too
+        much."""
         ring, at, following = self._place(snapshot)
         return [item(ring, at, snapshot), attribute(self, "_at", following)]
 
@@ -163,9 +166,9 @@ class SnapshotStore:
             recent = self.recent
             if not recent:
                 raise OperandError(
-                    f"snapshots hold {held} bytes that no running context has, more than the {self.bound.limit} they may "
-                    f"(snapshot_memory); overwrite registers that name snapshots no longer needed, or raise the bound: "
-                    f"m3jit run --snapshot-memory SIZE, VM(snapshot_memory=...)")
+                    f"snapshots hold {held} bytes that no running context has, more than the "
+                    f"{self.bound.limit} they may (snapshot_memory); overwrite registers that name snapshots no longer "
+                    "needed, or raise the bound: m3jit run --snapshot-memory SIZE, VM(snapshot_memory=...)")
             kept = recent[(len(recent) + 1) // 2:]
             commit((attribute(self, "_ring", list(kept)), attribute(self, "_at", len(kept) % max(self.window, 1)),
                     attribute(self, "let_go", max(self.let_go, recent[len(recent) - len(kept) - 1].id))))
@@ -192,8 +195,8 @@ class SnapshotStore:
             why = f"it is older than the newest {self.window} (the window)" if handle.id > self.let_go else \
                 f"snapshots held more than {self.bound.limit} bytes that no running context had (snapshot_memory)"
             option = "window" if handle.id > self.let_go else "memory"
-            raise OperandError(f"snapshot {handle.id} was released: no register held it and {why}; take it again, keep it "
-                               f"in a register, or raise the bound (m3jit run --snapshot-{option}, "
+            raise OperandError(f"snapshot {handle.id} was released: no register held it and {why}; take it "
+                               f"again, keep it in a register, or raise the bound (m3jit run --snapshot-{option}, "
                                f"VM(snapshot_{option}=...))")
         if found.store is not self:
             raise OperandError(f"snapshot {handle.id} was taken by another machine; a machine goes back to its own "

@@ -58,24 +58,26 @@ class VM(Turns, HostStreams, HostStates):
     directory the program may read and write (None: no files).  wait_input: SENSE of an empty input waits for
     `push_input` instead of reporting its end.  seed: of every new context's random stream.  record: keep a log of what
     came from outside and left (a `Recorder`: use it); replay: such a log, to run again without the outside.
-    memory_limit: bytes of addressed memory its contexts may write; tensor_limit: bytes of the largest tensor (half of the
-    machine's memory).  snapshot_window: snapshots that are kept though no register holds them; snapshot_memory: bytes
-    that snapshots alone may hold (m3jit.vm.held); context_limit: contexts at one time; reclaim_backlog: replaced states
-    that may wait to be freed (m3jit.vm.reclaim).  checkpoints: what CHECKPOINT_SAVE, PERSIST and the WAL region
+    memory_limit: bytes of addressed memory its contexts may write; tensor_limit: bytes of the largest tensor (half of
+    the machine's memory).  snapshot_window: snapshots that are kept though no register holds them; snapshot_memory:
+    bytes that snapshots alone may hold (m3jit.vm.held); context_limit: contexts at one time; reclaim_backlog: replaced
+    states that may wait to be freed (m3jit.vm.reclaim).  checkpoints: what CHECKPOINT_SAVE, PERSIST and the WAL region
     write to (`m3jit.Checkpoints`).
     """
 
     def __init__(self, program: Any, backend: str = "auto", threads: int | None = None, max_steps: int | None = None, *,
                  timeout: float | None = None, models: ModelProvider | None = None, files: str | Path | None = ".",
                  wait_input: bool = False, seed: int = DEFAULT_SEED, snapshot_window: int = DEFAULT_WINDOW,
-                 reclaim_backlog: int = DEFAULT_BACKLOG, snapshot_memory: int = DEFAULT_BOUND, context_limit: int = DEFAULT_CONTEXTS,
+                 reclaim_backlog: int = DEFAULT_BACKLOG, snapshot_memory: int = DEFAULT_BOUND,
+                 context_limit: int = DEFAULT_CONTEXTS,
                  memory_limit: int = DEFAULT_LIMIT, tensor_limit: int | None = None,
                  ring_capacity: int = DEFAULT_CAPACITY, profile: bool = False,
                  record: bool | Recorder = False, replay: list | None = None, xp: Any = None, regions: Any = None,
                  extensions: Any = None, checkpoints: Checkpoints | None = None):
         check_limits(max_steps, timeout)
         if isinstance(program, (str, bytes)):
-            raise UserError("VM takes a program, not text: m3jit.assemble makes one of assembly text, m3jit.load of a file")
+            raise UserError("VM takes a program, not text: m3jit.assemble makes one of assembly text, "
+                            "m3jit.load of a file")
         if threads is not None and not 1 <= threads <= 256:
             raise UserError(f"threads: 1 to 256, got {threads}")
         self.image = Image(program)

@@ -39,7 +39,8 @@ class _Pieces:
     """Writes a file in pieces of PIECE_BYTES that begin at multiples of it.
 
     Linux then keeps it in pages of 2 MB and maps them as such where the file system can (ext4, XFS): a pass over the
-    weights misses the address cache less (one token of a 1.1B Q4_K_M model, one thread: 18.4 ms with small pages, 18.0)."""
+    weights misses the address cache less (one token of a 1.1B Q4_K_M model, one thread: 18.4 ms with small pages,
+    18.0)."""
 
     def __init__(self, handle: BinaryIO):
         self.handle, self.piece, self.filled = handle, memoryview(bytearray(PIECE_BYTES)), 0

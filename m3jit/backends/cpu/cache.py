@@ -4,8 +4,8 @@ Where: $M3JIT_CACHE_DIR, else $XDG_CACHE_HOME/m3jit, else ~/.cache/m3jit; below 
 by the hash of everything that can change it (the caller's key).  Files are written beside their place and renamed, so
 that a reader sees a whole file or none, from any number of processes; each carries a checksum, and a file that
 fails it is removed and compiled anew.  The least recently used files go when the total exceeds the limit
-($M3JIT_CACHE_MB, default 512).  A directory that cannot be written (or M3JIT_CACHE_DIR set to the empty string) turns the cache off: `reason`
-says why.
+($M3JIT_CACHE_MB, default 512).  A directory that cannot be written (or M3JIT_CACHE_DIR set to the empty string) turns
+the cache off: `reason` says why.
 """
 from __future__ import annotations
 

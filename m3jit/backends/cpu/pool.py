@@ -1,8 +1,8 @@
 """Worker threads: Python daemon threads that wait in native code, outside the interpreter lock.
 
-One pool per process, made on the first launch with more than one thread and grown on demand.  Workers take chunks of the
-jobs that a region publishes (runtime.py); no region waits for a worker that has none.  A launch that finds the pool busy
-(another Python thread is in a region) runs alone on its own thread.  After a fork the child has no workers;
+One pool per process, made on the first launch with more than one thread and grown on demand.  Workers take chunks of
+the jobs that a region publishes (runtime.py); no region waits for a worker that has none.  A launch that finds the pool
+busy (another Python thread is in a region) runs alone on its own thread.  After a fork the child has no workers;
 it starts its own pool at its next launch.
 """
 from __future__ import annotations

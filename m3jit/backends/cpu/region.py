@@ -3,9 +3,9 @@
 Kernels are external functions `k_<digest>`, so that each is compiled and cached once however many regions use it.
 Replicated and one-thread launches are called in order.  Parallel launches and copies between two barriers do not depend
 on each other: they are collected, and handed to `m3_run` (runtime.py) as one batch at the next barrier, read
-of an element, poll, end of a block or exit.  With `pool` null `m3_run` executes them here; else the pool's workers may take
-chunks, and it returns when all are done.  So nothing waits at a barrier for a thread that has no work, and a poll is a
-load and a comparison.
+of an element, poll, end of a block or exit.  With `pool` null `m3_run` executes them here; else the pool's workers may
+take chunks, and it returns when all are done.  So nothing waits at a barrier for a thread that has no work, and a poll
+is a load and a comparison.
 
 When the stop word is urgent whoever computes leaves out the rest of a launch (runtime.py); the region then returns with
 the exit ABANDONED, as if it had not been entered: what a region writes becomes visible by what its exit says.  In a
@@ -257,8 +257,8 @@ class RegionRenderer:
         if s.parallel and not s.replicated:
             self._defer(run_symbol(digest), grid_symbol(digest), args)
         else:
-            w.call("void", kernel_symbol(digest), ", ".join(["i64 0", "i64 1", "ptr %halt", *args]), kernel_signature(k),
-                   " nounwind")
+            w.call("void", kernel_symbol(digest), ", ".join(["i64 0", "i64 1", "ptr %halt", *args]),
+                   kernel_signature(k), " nounwind")
             if polls(k):
                 self._give_up_if_skipped()
 
@@ -287,7 +287,8 @@ class RegionRenderer:
                 w.line(f"store {a}, ptr {w.op(f'getelementptr i64, ptr %slots, i64 {slot}')}, align 8")
                 slot += 1
         self.largest = (max(self.largest[0], len(batch)), max(self.largest[1], slot))
-        w.call("void", "m3_run", f"ptr %pool, ptr %items, i64 {len(batch)}, ptr %halt", "ptr, ptr, i64, ptr", " nounwind")
+        w.call("void", "m3_run", f"ptr %pool, ptr %items, i64 {len(batch)}, ptr %halt", "ptr, ptr, i64, ptr",
+               " nounwind")
         self._give_up_if_skipped()
 
     def _poll(self, s: Poll) -> None:

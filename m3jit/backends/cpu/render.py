@@ -73,7 +73,8 @@ def render_kernel(kernel: Kernel, target: CpuTarget, digest: str, counted: bool 
     symbol = kernel_symbol(digest)
     return "\n".join([
         *sorted(r.w.declared | g.w.declared),
-        f"define void @{symbol}({', '.join(['i64 %tid', 'i64 %nth', 'ptr %halt', *args])}) nounwind {{", "entry:", body, "}",
+        f"define void @{symbol}({', '.join(['i64 %tid', 'i64 %nth', 'ptr %halt', *args])}) nounwind {{",
+        "entry:", body, "}",
         f"define void @{run_symbol(digest)}(i64 %tid, i64 %nth, ptr %args, ptr %halt) nounwind {{", *unpack,
         f"  call void @{symbol}({', '.join(['i64 %tid', 'i64 %nth', 'ptr %halt', *args])})", "  ret void", "}",
         f"define i64 @{grid_symbol(digest)}(ptr %args) nounwind {{", "entry:", *unpack, count, "}", ""])

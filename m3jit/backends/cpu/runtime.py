@@ -25,10 +25,10 @@ number keeps an old ticket from fitting a new job.
 An item is four words: run (ptr), grid (ptr), args (ptr), chunks (i64, filled in here).  `grid(args)` gives the number
 of groups, `run(chunk, chunks, args, halt)` executes the groups [G * chunk / chunks, G * (chunk + 1) / chunks).
 
-`halt` belongs to whoever runs the region: {pointer to the stop word (i32), skipped (i32)}.  Whoever takes a chunk, and a
-kernel between two of its longer pieces of work, looks at the stop word; when it is URGENT the work is left out and
-`skipped` is set.  A region that finds it set after a job leaves at once: what its temporaries hold is not used.  The flag
-is what counts, not the word, which somebody may have lowered since.
+`halt` belongs to whoever runs the region: {pointer to the stop word (i32), skipped (i32)}.  Whoever takes a chunk, and
+a kernel between two of its longer pieces of work, looks at the stop word; when it is URGENT the work is left out and
+`skipped` is set.  A region that finds it set after a job leaves at once: what its temporaries hold is not used.  The
+flag is what counts, not the word, which somebody may have lowered since.
 
 `launch(call)` takes one pointer to {pool, region, frame, threads} and returns the frame's EXIT word.  If another region
 is running in the pool, this one runs alone on the calling thread: the bytes are the same.
@@ -102,9 +102,11 @@ define internal void @wake(ptr %word) nounwind noinline {{
 def look(word: str, counted: bool) -> str:
     """Right-hand side of the stop word's value; it is compared with URGENT.
 
-    counted: for tests; each look adds two to the word, so that a word that starts at URGENT - 2 n stops after n looks, and
-    is never what a loop head looks for before."""
-    return f"atomicrmw add ptr {word}, i32 2 monotonic" if counted else f"load atomic i32, ptr {word} monotonic, align 4"
+    counted: for tests; each look adds two to the word, so that a word that starts at URGENT - 2 n stops after n looks,
+    and is never what a loop head looks for before."""
+    if counted:
+        return f"atomicrmw add ptr {word}, i32 2 monotonic"
+    return f"load atomic i32, ptr {word} monotonic, align 4"
 
 
 def _halt_functions(counted: bool) -> str:

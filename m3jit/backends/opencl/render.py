@@ -87,8 +87,8 @@ int lookup(int codes, int t0, int t1, int t2, int t3) {
 _RESERVED = frozenset("""
     auto break case char const continue default do double else enum extern float for goto if inline int long register
     restrict return short signed sizeof static struct switch typedef union unsigned void volatile while half bool uchar
-    ushort uint ulong size_t kernel global local constant private generic pipe lane group fma sqrt floor rint fabs dot4 lookup
-    barrier nan_f32 nan_f64 f32_from_f16 f16_from_f32 bf16_from_f32""".split())
+    ushort uint ulong size_t kernel global local constant private generic pipe lane group fma sqrt floor rint fabs dot4
+    lookup barrier nan_f32 nan_f64 f32_from_f16 f16_from_f32 bf16_from_f32""".split())
 
 
 def symbol(name: str) -> str:
