@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 FOREVER = "LOADI r1, 0\nloop:\nADDI r1, r1, 1\nJUMP loop\n"
 COMMAND = [sys.executable, "-m", "m3jit"]
+LONG = 180                          # seconds that no command here takes, however loaded the machine is
 
 
 class Result(NamedTuple):
@@ -42,7 +43,7 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)} | more
 
 
-def process(*args: Any, stdin: bytes = b"", timeout: float = 60, env: dict[str, str] | None = None,
+def process(*args: Any, stdin: bytes = b"", timeout: float = LONG, env: dict[str, str] | None = None,
             cwd: Path | None = None) -> Result:
     """Run a command in a process of its own; a test fails when it hangs."""
     done = subprocess.run([*COMMAND, *map(str, args)], input=stdin, capture_output=True, timeout=timeout, cwd=cwd,
@@ -51,14 +52,16 @@ def process(*args: Any, stdin: bytes = b"", timeout: float = 60, env: dict[str, 
 
 
 def start(*args: Any, **options: Any) -> subprocess.Popen:
-    """Start a command with pipes; it hears Ctrl-C even where the tests run in the background."""
+    """Start a command with pipes; it hears Ctrl-C even where the tests run in the background.  command: what takes the
+    arguments instead of m3jit."""
     options.setdefault("stdin", subprocess.DEVNULL)
+    command = options.pop("command", COMMAND)
     options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen([*COMMAND, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    return subprocess.Popen([*command, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             env=environment(), **options)
 
 
-def finish(child: subprocess.Popen, timeout: float = 60) -> Result:
+def finish(child: subprocess.Popen, timeout: float = LONG) -> Result:
     """Wait for it; kill it and fail when it does not end."""
     try:
         out, err = child.communicate(timeout=timeout)

@@ -4,52 +4,71 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
+import sys
 
 import pytest
 
-from tests.cli.command import COMMAND, EXAMPLES, environment, finish, process, source, start
+from tests.cli.command import COMMAND, EXAMPLES, LONG, Result, environment, finish, source, start
 
 GENERATE = ["run", "--max-tokens", "400", "-p", "The carriage stopped at the door, and", "--temp", "0"]
 TICK = "LOADI r1, 0\nloop:\nSTREAM r1 LINE\nADDI r1, r1, 1\nJUMP loop\n"
 SAY_THEN_LOOP = ("LOADS r1, \"ready\\n\"\nSTREAM r1\nLOADS r2, \"half\"\nSTREAM r2, FILE NAME=\"out.txt\"\nLOADI r3, 0\n"
                  "loop:\nADDI r3, r3, 1\nJUMP loop\n")
+# A text can be complete before a test hears of its beginning, so the command itself sees to it that something happens
+# then.
+FIRST = """
+import os, select, signal, sys, threading, time
+from m3jit.cli import main, output
+real = output.Output.write
+def write(self, *given):
+    done = real(self, *given)
+    if self.items == 1:
+        happens()
+    return done
+output.Output.write = write
+def happens():
+    {}
+sys.exit(main(sys.argv[1:]))
+"""
+INTERRUPTED_SOON = "threading.Thread(target=lambda: (time.sleep(0.001), os.kill(os.getpid(), signal.SIGINT))).start()"
+READER_IS_GONE = "gone = select.poll(); gone.register(1, 0); gone.poll()"
 
 
-def interrupted(child: subprocess.Popen, number: int = signal.SIGINT) -> tuple:
-    """Wait until it has written something, send a signal, measure how long it takes to end."""
+def at_the_first_text(what: str) -> list[str]:
+    return [sys.executable, "-c", FIRST.format(what)]
+
+
+def interrupted(child: subprocess.Popen, number: int = signal.SIGINT) -> Result:
+    """Wait until it has written something, and send a signal."""
     child.stdout.read(1)
-    sent = time.monotonic()
     child.send_signal(number)
-    got = finish(child, 30)
-    return got, time.monotonic() - sent
+    return finish(child)
 
 
 def test_ctrl_c_during_generation():
-    got, seconds = interrupted(start(*GENERATE))
-    assert got.code == 130 and seconds < 10, (got, seconds)
+    got = finish(start(*GENERATE, command=at_the_first_text(INTERRUPTED_SOON)))
+    assert got.code == 130 and 0 < len(got.out) < 900, got
     assert got.err.count("\n") == 1 and ("stopped" in got.err or "interrupted" in got.err), got.err
 
 
 @pytest.mark.parametrize("backend", ["auto", "cpu", "interpreter"])
 def test_ctrl_c_in_an_endless_loop(tmp_path, backend):
     prog = source(tmp_path, SAY_THEN_LOOP)
-    got, seconds = interrupted(start("run", prog, "--backend", backend, "--files", tmp_path))
-    assert got.code == 130 and got.err.count("\n") == 1 and seconds < 10, (got, seconds)
+    got = interrupted(start("run", prog, "--backend", backend, "--files", tmp_path))
+    assert got.code == 130 and got.err.count("\n") == 1, got
     assert [p.name for p in tmp_path.iterdir()] == ["prog.m3asm"]
 
 
 def test_ctrl_c_while_waiting_for_input(tmp_path):
     prog = source(tmp_path, 'LOADS r1, "ready"\nSTREAM r1\nSENSE r2, USER_INPUT\nHALT\n')
     child = start("run", prog, stdin=subprocess.PIPE)
-    got, seconds = interrupted(child)
-    assert got.code == 130 and seconds < 10
+    assert interrupted(child).code == 130
 
 
 def test_termination(tmp_path):
     prog = source(tmp_path, SAY_THEN_LOOP)
-    got, seconds = interrupted(start("run", prog, "--backend", "cpu", "--files", tmp_path), signal.SIGTERM)
-    assert got.code == 143 and seconds < 10, got
+    got = interrupted(start("run", prog, "--backend", "cpu", "--files", tmp_path), signal.SIGTERM)
+    assert got.code == 143, got
     assert [p.name for p in tmp_path.iterdir()] == ["prog.m3asm"]
 
 
@@ -58,16 +77,15 @@ def test_a_reader_that_goes_away(tmp_path, backend):
     child = start("run", source(tmp_path, TICK), "--backend", backend)
     child.stdout.read(10)
     child.stdout.close()
-    code = child.wait(30)
-    assert code == 141 and child.stderr.read() == b""
+    assert child.wait(LONG) == 141 and child.stderr.read() == b""
     child.stderr.close()
 
 
 def test_a_reader_of_generated_text_that_goes_away():
-    child = start(*GENERATE)
+    child = start(*GENERATE, command=at_the_first_text(READER_IS_GONE))
     child.stdout.read(1)
     child.stdout.close()
-    assert child.wait(60) == 141 and child.stderr.read() == b""
+    assert child.wait(LONG) == 141 and child.stderr.read() == b""
     child.stderr.close()
 
 
@@ -80,14 +98,14 @@ def test_readers_of_listings_that_go_away(command):
                                  env=environment())
     finally:
         os.close(write)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=LONG)
     assert child.returncode == 141 and err == b"", err
 
 
 def test_head_in_a_shell(tmp_path):
     prog = source(tmp_path, TICK)
     line = f"{' '.join(COMMAND)} run {prog} | head -c 1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, env=environment(),
+    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=LONG, env=environment(),
                           stdin=subprocess.DEVNULL)
     assert done.stdout == b"0141\n" and done.stderr == b""
 
@@ -95,14 +113,15 @@ def test_head_in_a_shell(tmp_path):
 def test_closed_standard_streams():
     hello = EXAMPLES / "hello.m3asm"
     for closing in ("<&-", ">&-", "2>&-"):
-        done = subprocess.run(["bash", "-c", f"{' '.join(COMMAND)} run {hello} {closing}"], capture_output=True, timeout=60,
+        done = subprocess.run(["bash", "-c", f"{' '.join(COMMAND)} run {hello} {closing}"], capture_output=True, timeout=LONG,
                               env=environment())
         assert b"Traceback" not in done.stderr and b"internal error" not in done.stderr, (closing, done)
         assert (done.returncode, done.stdout) == (0, b"Hello from m3jit.\n") if closing != ">&-" else done.returncode != 0
 
 
-def test_a_hello_program_starts_quickly():
-    """The budget is 0.4 s on a quiet machine; this bound only notices that something heavy is loaded."""
-    began = time.monotonic()
-    process("run", EXAMPLES / "hello.m3asm")
-    assert time.monotonic() - began < 10
+def test_a_hello_program_loads_nothing_heavy():
+    code = ("import sys\nfrom m3jit.cli import main\nmain(sys.argv[1:])\n"
+            "print(sorted({name.partition('.')[0] for name in sys.modules} & set(HEAVY)))")
+    heavy = ["gguf", "jinja2", "llguidance", "llvmlite", "numba", "pyopencl", "scipy", "starlette", "tokenizers", "uvicorn"]
+    done = finish(start("run", EXAMPLES / "hello.m3asm", command=[sys.executable, "-c", f"HEAVY = {heavy}\n{code}"]))
+    assert done == (0, "Hello from m3jit.\n[]\n", "")
