@@ -53,8 +53,8 @@ def perplexity(model: str, file: str, window: int | None, max_windows: int | Non
     finally:
         progress.step("", 1, 1)
     mean = total / count
-    cut = f"{len(windows)} window{'s' * (len(windows) > 1)} of {size}"
-    click.echo(f"perplexity {math.exp(min(700.0, mean)):.4f}: {count} tokens in {cut}, {mean:.6f} nats each")
+    read = f"{len(windows)} window{'s' * (len(windows) > 1)} of {size}"
+    click.echo(f"perplexity {math.exp(min(700.0, mean)):.4f}: {count} tokens in {read}, {mean:.6f} nats each")
     return 0
 
 
