@@ -41,7 +41,8 @@ def fma64(a: Any, b: Any, c: Any) -> Any:
     """a * b + c rounded once to f64, by exact rationals (slow; few kernels use it)."""
     def one(x: float, y: float, z: float) -> float:
         if not all(map(np.isfinite, (x, y, z))):
-            return z if np.isfinite(x) and np.isfinite(y) else x * y + z       # x * y may overflow; the exact one is finite
+            # The product of floats may overflow where the exact one is finite.
+            return z if np.isfinite(x) and np.isfinite(y) else x * y + z
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         if exact == 0:
             return x * y + z
@@ -287,7 +288,8 @@ def _shift(x: np.ndarray, by: int) -> np.ndarray:
 def compile_kernel(kernel: Kernel) -> dict[str, Any]:
     """The namespace with `grid(A)` and `run(A, group)`."""
     names: dict[str, Any] = {
-        "np": np, "fma": fma, "dot4": dot4, "lookup": lookup, "lshr": lshr, "convert": convert, "idiv": idiv, "tree": tree,
+        "np": np, "fma": fma, "dot4": dot4, "lookup": lookup, "lshr": lshr, "convert": convert, "idiv": idiv,
+        "tree": tree,
         "const": lambda t, x: _constant(t, repr(x)), "scratch": _scratch, "shift": _shift, "L": kernel.lanes,
         "LANE": np.arange(kernel.lanes, dtype=np.int32), "inf": float("inf"), "nan": float("nan")}
     exec(compile(_Source(kernel).text(), f"<loop_eval {kernel.name}>", "exec"), names)

@@ -26,7 +26,8 @@ def run(monkeypatch, capsys, rows, *arguments: str) -> tuple[int, list[str]]:
 
 def test_bounds_decide_the_exit_status(monkeypatch, capsys, tmp_path):
     met, stated = Row("a", "<= 1", "0.5", True), Row("b", STATED, "7", None)
-    assert run(monkeypatch, capsys, [met, stated]) == (0, ["met        | a | <= 1 | 0.5", "stated     | b | stated | 7"])
+    both = ["met        | a | <= 1 | 0.5", "stated     | b | stated | 7"]
+    assert run(monkeypatch, capsys, [met, stated]) == (0, both)
     assert run(monkeypatch, capsys, [met, Row("c", "<= 1", "2", False)])[0] == 1
     assert run(monkeypatch, capsys, [met, Row("d", "<= 1", "no peer", None)])[0] == 1
     run(monkeypatch, capsys, [met], "--json", str(tmp_path / "rows.json"))
@@ -46,7 +47,8 @@ def test_a_row_that_fails_does_not_hide_the_others(monkeypatch, capsys):
 
 
 def test_setup_says_what_is_missing():
-    with pytest.raises(FileNotFoundError, match="no SmolLM2 at /no/model.gguf: give --smollm2 FILE, or run `m3jit model"):
+    with pytest.raises(FileNotFoundError,
+                       match="no SmolLM2 at /no/model.gguf: give --smollm2 FILE, or run `m3jit model"):
         Setup("/no/model.gguf", "/no", sys.executable).smollm2
 
 

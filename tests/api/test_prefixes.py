@@ -184,7 +184,8 @@ def test_a_prompt_that_is_stopped_leaves_its_chunks(name, folder):
 
 @pytest.mark.parametrize("name", ["llama3/Q8_0", "mamba2/F32"])
 def test_sessions_begin_behind_known_tokens(name, folder):
-    """What one session computed another one does not, of the same text or one that goes on; nor do texts of `generate`."""
+    """What one session computed another one does not, of the same text or one that goes on; nor do texts of
+    `generate`."""
     known, plain = model_of(folder, name, PrefixIndex()), model_of(folder, name, None)
 
     def said(model: LanguageModel, prompt: list[int], **options: Any) -> tuple[list[int], int]:

@@ -186,7 +186,8 @@ def test_a_conversation_stays_where_what_is_loaded_is_none(model, tmp_path, note
 
 CHANGES: dict[str, Callable[[Conversation, Any], Any]] = {
     "load": lambda talk, store: talk.load(store), "undo": lambda talk, store: talk.undo(),
-    "reset": lambda talk, store: talk.reset(), "correct": lambda talk, store: talk.correct("Emma", to_token=talk.session.start + 1),
+    "reset": lambda talk, store: talk.reset(),
+    "correct": lambda talk, store: talk.correct("Emma", to_token=talk.session.start + 1),
     "undo a correction": lambda talk, store: talk.undo_correction()}
 
 

@@ -422,5 +422,5 @@ def _recurrences() -> Iterable[Case]:
                    slow=slow, heavy=n > 16 and not heads)
 
 
-CASES: list[Case] = [*fused_cases(), *_quantised(), *_products(), *_routed(), *_rows(), *_attention(), *_moves(), *_searches(),
-                     *_recurrences()]
+CASES: list[Case] = [*fused_cases(), *_quantised(), *_products(), *_routed(), *_rows(), *_attention(), *_moves(),
+                     *_searches(), *_recurrences()]

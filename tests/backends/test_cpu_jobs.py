@@ -129,7 +129,8 @@ def test_more_threads_than_cores():
 
 def under_load(threads: int) -> None:
     """The chain while other processes keep the cores busy and an idle pool of more workers exists."""
-    loops = [subprocess.Popen([sys.executable, "-c", "import os\nos.nice(19)\np = os.getppid()\nwhile os.getppid() == p: pass"])
+    loops = [subprocess.Popen([sys.executable, "-c",
+                               "import os\nos.nice(19)\np = os.getppid()\nwhile os.getppid() == p: pass"])
              for _ in range(3)]
     try:
         region, n = engine("native").region(chain_plan(31, 64 * 100)), 6400

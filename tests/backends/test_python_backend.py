@@ -115,8 +115,8 @@ def test_integers_wrap_where_it_shows():
         return (x + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
     x, y = args[1], args[2]
     assert args[0].tolist() == [wrap(x * x + 1), wrap((2 ** 62 + 1) ** 2), 0, wrap(wrap(y * y, 32) + y, 32),
-                                wrap(x << 5), wrap(x * 3) % 2 ** 64 >> 1, -2 ** 63, -2 ** 63, abs(wrap(x * 2)), -2 ** 31,
-                                -2 ** 63]
+                                wrap(x << 5), wrap(x * 3) % 2 ** 64 >> 1, -2 ** 63, -2 ** 63, abs(wrap(x * 2)),
+                                -2 ** 31, -2 ** 63]
 
 
 def test_values_outside_the_mask_do_no_harm():

@@ -91,7 +91,8 @@ def test_random_bytes(capfd, tmp_path, magic):
 
 
 def test_what_is_not_there(capfd, tmp_path):
-    one_message(call(capfd, "run", tmp_path / "none.m3b"), 1, "no such file, and no model of that name (models: smollm2")
+    one_message(call(capfd, "run", tmp_path / "none.m3b"), 1,
+                "no such file, and no model of that name (models: smollm2")
     one_message(call(capfd, "run", tmp_path), 1, "is a directory")
     one_message(call(capfd, "asm", tmp_path / "none.m3asm"), 1, "none.m3asm: No such file")
     one_message(call(capfd, "run", TENSORS, "-i", tmp_path / "none.txt"), 1, "none.txt")
@@ -141,7 +142,8 @@ def test_a_full_disk(tmp_path):
     for command in (["run", EXAMPLES / "hello.m3asm"], ["ops"], ["disasm", "x.m3b"]):
         process("asm", EXAMPLES / "hello.m3asm", "-o", tmp_path / "x.m3b")
         with open("/dev/full", "wb") as full:
-            done = subprocess.run([sys.executable, "-m", "m3jit", *map(str, command)], stdout=full, stderr=subprocess.PIPE,
+            done = subprocess.run([sys.executable, "-m", "m3jit", *map(str, command)], stdout=full,
+                                  stderr=subprocess.PIPE,
                                   stdin=subprocess.DEVNULL, cwd=tmp_path, timeout=60, env=environment())
         said = done.stderr.decode()
         assert done.returncode != 0 and "No space left" in said and "Traceback" not in said and "Exception" not in said
@@ -184,7 +186,8 @@ def test_too_much_memory(tmp_path, backend):
 
 
 def test_backends_that_are_not_there(capfd):
-    one_message(call(capfd, "run", TENSORS, "--backend", "abacus"), 6, "no backend 'abacus'; available: auto, interpreter")
+    one_message(call(capfd, "run", TENSORS, "--backend", "abacus"), 6,
+                "no backend 'abacus'; available: auto, interpreter")
     for name in ("cuda", "opencl"):
         one_message(call(capfd, "run", TENSORS, "--backend", name), 6, "single kernels only", "--backend cpu")
     one_message(call(capfd, "run", TENSORS, "--backend", "cpu:sse9"), 6, "cpu:sse9")

@@ -65,7 +65,8 @@ def chat(template, said: str, *more):
 
 
 def test_a_line_is_a_message(template, tmp_path):
-    got = chat(template, f"Hello there\n\n//slash é\n/save {tmp_path / 'talk.json'}\n/exit\nnever said\n", "--system", "Hm.")
+    got = chat(template, f"Hello there\n\n//slash é\n/save {tmp_path / 'talk.json'}\n/exit\nnever said\n", "--system",
+               "Hm.")
     assert got.code == 0 and got.err == ""
     messages = json.loads((tmp_path / "talk.json").read_text())
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
@@ -154,7 +155,8 @@ def talk(pieces, reason="stop"):
                     return
             else:
                 yield piece
-    made = SimpleNamespace(said=[], stopped=False, messages=[], finish_reason=reason, context=99, used=7, say=say, transcript=list)
+    made = SimpleNamespace(said=[], stopped=False, messages=[], finish_reason=reason, context=99, used=7, say=say,
+                           transcript=list)
 
     def stop():
         made.stopped = True

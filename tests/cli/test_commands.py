@@ -19,7 +19,8 @@ def test_help_and_versions(capfd):
     assert call(capfd, "--version").out == f"m3jit {m3jit.__version__}\n" == call(capfd, "version").out
     assert m3jit.__version__ in (ROOT / "pyproject.toml").read_text()
     top = call(capfd, "--help").out
-    for name in ("run", "compile", "asm", "disasm", "link", "verify", "fmt", "explain", "ops", "model", "doctor", "bench"):
+    for name in ("run", "compile", "asm", "disasm", "link", "verify", "fmt", "explain", "ops", "model", "doctor",
+                 "bench"):
         assert re.search(rf"^  {name}  ", top, re.M), name
         if name != "bench":                            # whose --help is that of the table it prints
             assert call(capfd, name, "--help").out.startswith(f"Usage: m3jit {name} ")
@@ -27,8 +28,10 @@ def test_help_and_versions(capfd):
 
 @pytest.mark.parametrize("arguments, said", [
     (["rum"], "no command 'rum'; did you mean run?"), (["run", "--promt", "x"], "--prompt"),
-    (["run", "--threads", "0"], "--threads"), (["run", "--timeout", "-1"], "--timeout"), (["run", "--top-p", "2"], "--top-p"),
-    (["asm"], "SOURCE"), (["compile", "default"], "--output"), (["explain", str(HELLO), "-s", "ir"], "'ir' is not one of")])
+    (["run", "--threads", "0"], "--threads"), (["run", "--timeout", "-1"], "--timeout"),
+    (["run", "--top-p", "2"], "--top-p"),
+    (["asm"], "SOURCE"), (["compile", "default"], "--output"),
+    (["explain", str(HELLO), "-s", "ir"], "'ir' is not one of")])
 def test_wrong_usage(capfd, arguments, said):
     got = call(capfd, *arguments)
     assert got.code == 2 and said in got.err and "--help` lists what there is" in got.err and got.out == ""
@@ -107,7 +110,8 @@ def test_a_model_becomes_a_program(capfd, tmp_path):
     assert call(capfd, "compile", "default", "-o", text, *options) == (0, "", "")
     assert call(capfd, "compile", "default", "-o", program, *options) == (0, "", "")
     assert "TEMP=0.5 TOP_K=9" in text.read_text() and "layer_3:" in text.read_text()
-    assert call(capfd, "run", text, "-p", "She had been").out == direct == call(capfd, "run", program, "-p", "She had been").out
+    for made in (text, program):
+        assert call(capfd, "run", made, "-p", "She had been").out == direct
     assert process("run", program, stdin=b"She had been\n").out == direct
     got = call(capfd, "compile", "default", "-o", tmp_path / "m.txt")
     assert got.code == 2 and ".m3b (program) or .m3asm (source)" in got.err
@@ -116,8 +120,8 @@ def test_a_model_becomes_a_program(capfd, tmp_path):
 
 
 def test_explaining_types(capfd):
-    got = call(capfd, "explain", TENSORS, "--at", "layer", "-b", "rX=f32[16, 4]", "-b", "rW=f32[4, 8]", "-b", "rB=f32[8]",
-               "-b", "rScale=2.0")
+    got = call(capfd, "explain", TENSORS, "--at", "layer", "-b", "rX=f32[16, 4]", "-b", "rW=f32[4, 8]", "-b",
+               "rB=f32[8]", "-b", "rScale=2.0")
     assert got.code == 0 and got.err == ""
     for part in ("control-flow graph", "%R0: f32[n_R0, 4]", "tensor IR after the passes", "0x0100 SOFTMAX: reduce, sub",
                  "launch matmul_columns_f32", "fused_add_sigmoid_mul_reduce_sub_exp_div"):
@@ -166,7 +170,8 @@ def test_the_doctor(capfd, monkeypatch, tmp_path):
     monkeypatch.setenv("M3JIT_CACHE_DIR", str(tmp_path / "cache"))
     got = call(capfd, "doctor")
     assert got.code == 0 and got.err == ""
-    for part in ("numpy", "LLVM", "level", "vectors", f"{tmp_path}/cache (writable)", "OpenCL", "ptxas", "smollm2", "advice"):
+    for part in ("numpy", "LLVM", "level", "vectors", f"{tmp_path}/cache (writable)", "OpenCL", "ptxas", "smollm2",
+                 "advice"):
         assert part in got.out, part
     monkeypatch.setenv("M3JIT_CACHE_DIR", "")
     assert "the cache is off" in call(capfd, "doctor").out

@@ -1,12 +1,14 @@
 """Correcting answers in `m3jit chat`: by lines of standard input, and with the keys of a terminal."""
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -52,9 +54,10 @@ def test_a_place_is_edited(dialogue):
     talk = dialogue.made.talk
     kept, _, behind = said.partition(said.split()[5])
     out, err = dialogue(f"/edit {said.split()[5]} {behind.split()[0]} => Emma")
-    assert out.startswith(kept + "Emma") and len(out) > len(kept + "Emma\n") and talk.messages[-1]["content"] == out.strip()
-    found = re.fullmatch(r"\[corrected: (\d+) tokens of the answer kept, (\d+) taken back, (\d+) put in; (\d+) to compute "
-                         r"before it goes on\]\n", err)
+    assert out.startswith(kept + "Emma") and len(out) > len(kept + "Emma\n")
+    assert talk.messages[-1]["content"] == out.strip()
+    found = re.fullmatch(r"\[corrected: (\d+) tokens of the answer kept, (\d+) taken back, (\d+) put in; (\d+) "
+                         r"to compute before it goes on\]\n", err)
     assert found and int(found[1]) + int(found[2]) == 16 and int(found[4]) <= int(found[3]) + 1
     assert dialogue("/undo-correction").out == said + "\n" and talk.messages[-1]["content"] == said.strip()
     assert "nothing has been corrected" in dialogue("/undo-correction").err
@@ -128,8 +131,10 @@ def test_before_anything_was_said(dialogue, line, words):
 
 def test_what_cannot_be_edited(dialogue):
     said = dialogue("Hello there").out.strip()
-    for line, words in (("/edit xyzzy => b", "'xyzzy' is not in the text, which is"), ("/edit => ", "neither a place nor"),
-                        ("/edit e => b", "give more of the text, or say which of them"), ("/correct", "needs a terminal"),
+    for line, words in (("/edit xyzzy => b", "'xyzzy' is not in the text, which is"),
+                        ("/edit => ", "neither a place nor"),
+                        ("/edit e => b", "give more of the text, or say which of them"),
+                        ("/correct", "needs a terminal"),
                         (f"/edit {said[:5]} => " + "x " * 600, "the context holds 512")):
         with pytest.raises(UserError, match=words):
             dialogue(line)
@@ -165,7 +170,9 @@ def test_a_session_is_saved_and_reopened(language, capfd, tmp_path):
     end(first)
     capfd.readouterr()
     again = opened(tmp_path / "one")
-    assert capfd.readouterr().err == f"[4 messages, {len(tokens)} tokens; 1 to compute before the last answer could go on]\n"
+    assert capfd.readouterr().err == (f"[4 messages, {len(tokens)} tokens; 1 to compute before the last "
+                                      f"answer could go "
+                                      "on]\n")
     assert again.talk.messages == said and again.talk.session.tokens == tokens and again.talk.session.evaluated == 0
     again.take("/switch other")
     assert again.talk.messages == said[:2]
@@ -187,7 +194,8 @@ def test_a_session_is_saved_and_reopened(language, capfd, tmp_path):
 
 def test_a_session_by_the_command(tmp_path):
     template, folder = source(tmp_path, TEMPLATE, "plain.jinja"), tmp_path / "talk"
-    command = ("chat", "default", "--chat-template", template, "--temp", "0", "-n", "8", "--threads", "1", "--session", folder)
+    command = ("chat", "default", "--chat-template", template, "--temp", "0", "-n", "8", "--threads", "1", "--session",
+               folder)
     one = process(*command, stdin=b"Hello there\n")
     two = process(*command, stdin=b"And you?\n/save\n")
     both = process(*command[:-2], stdin=b"Hello there\nAnd you?\n/save\n")
@@ -198,7 +206,8 @@ def test_a_session_by_the_command(tmp_path):
 
 def test_a_folder_that_cannot_hold_a_session(capfd, tmp_path):
     file = source(tmp_path, "x", "file")
-    got = call(capfd, "chat", "default", "--chat-template", source(tmp_path, TEMPLATE, "plain.jinja"), "--session", file)
+    got = call(capfd, "chat", "default", "--chat-template", source(tmp_path, TEMPLATE, "plain.jinja"), "--session",
+               file)
     assert got.code == 1 and got.out == "" and str(file) in got.err
 
 
@@ -231,7 +240,8 @@ def test_picking_a_place():
     text = " He came. She left!  “Why?” he asked\nand went"
     picker = Picker(text)
     assert picker.place == len(text) and not picker.moved
-    for key, rest in ((keys.LEFT, "went"), (keys.LEFT, "and went"), (keys.UP, "he asked\nand went"), (keys.UP, "“Why?”"),
+    for key, rest in ((keys.LEFT, "went"), (keys.LEFT, "and went"), (keys.UP, "he asked\nand went"),
+                      (keys.UP, "“Why?”"),
                       (keys.UP, "She left"), (keys.UP, "He came"), (keys.UP, "He came"), (keys.RIGHT, "came."),
                       (keys.DOWN, "She"), (keys.HOME, "He"), (keys.LEFT, "He"), (keys.END, ""), (keys.RIGHT, "")):
         assert picker.key(key) is None and text[picker.place:].startswith(rest), key
@@ -273,7 +283,7 @@ class Child:
                        "PYTHONPATH": str(Path(__file__).parents[2])}
         self.process = subprocess.Popen([sys.executable, *command], stdin=other, stdout=other, stderr=other,
                                         env=environment, start_new_session=True,
-                                        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
+                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(other)
         self.seen, self.at = "", 0
 
@@ -337,8 +347,8 @@ def test_escape_at_the_prompt_takes_no_key_with_it(child):
     screen = child()
     screen.type("\x1b/context\r")
     screen.wait("0 of 512 tokens")
-    screen.wait("> ")                                  # only then: the terminal's line mode makes an end of input of ^D, which
-    screen.type("\x04")                                # the mode that follows reads as NUL
+    screen.wait("> ")                                  # before, the terminal's line mode makes an end of input of ^D,
+    screen.type("\x04")                                # which the mode that follows reads as NUL
     assert screen.end() == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from m3jit.cli.debug_adapter import Adapter, Closed, read_message
+from m3jit.cli.debug_adapter import MOVING, Adapter, Closed, read_message
 from m3jit.errors import UserError
 from tests.cli.command import EXAMPLES, FOREVER, process, start
 from tests.timetravel.test_debugger import make
@@ -44,7 +44,7 @@ class Editor(io.BytesIO):
         super().__init__()
         self.requests, self.sent, self.patient = iter(requests), 0, patient
         self.sink, self.answered = io.BytesIO(), threading.Condition()
-        self.answers = 0
+        self.answers, self.going = 0, False            # going: it has been answered, and has not stopped
 
     def readline(self, size: int = -1) -> bytes:
         return super().readline(size) or (self._send() and super().readline(size)) or b""
@@ -59,7 +59,7 @@ class Editor(io.BytesIO):
             request = next(self.requests, None)
         elif self.patient or request is None:
             with self.answered:
-                assert self.answered.wait_for(lambda: self.answers == self.sent, LONG), "there is no answer"
+                assert self.answered.wait_for(lambda: self.answers == self.sent and not self.going, LONG), "no answer"
         if request is None:
             return False
         self.sent += 1
@@ -69,8 +69,12 @@ class Editor(io.BytesIO):
         return True
 
     def wrote(self, data: bytes) -> int:
+        message = json.loads(data.partition(b"\r\n\r\n")[2])
         with self.answered:
-            self.answers += b'"type": "response"' in data
+            self.answers += message["type"] == "response"
+            if message.get("command") in MOVING:
+                self.going = message["success"]
+            self.going = self.going and message.get("event") != "stopped"
             self.answered.notify_all()
             return self.sink.write(data)
 
@@ -104,12 +108,14 @@ def test_an_editor_goes_forward_and_back():
     line = {"command": "setBreakpoints", "arguments": {"source": {"path": "/some/where/prog.m3asm"}, "breakpoints": [
         {"line": 13}, {"line": 999}]}}
     answers, events = session(
-        {"command": "initialize"}, {"command": "launch"}, line, {"command": "configurationDone"}, {"command": "threads"},
+        {"command": "initialize"}, {"command": "launch"}, line, {"command": "configurationDone"},
+        {"command": "threads"},
         {"command": "continue", "arguments": {"threadId": 1}}, {"command": "continue"}, {"command": "stepBack"},
         {"command": "reverseContinue"}, {"command": "next"}, {"command": "stackTrace", "arguments": {"threadId": 1}},
         {"command": "scopes", "arguments": {"frameId": 1 << 12}},
         {"command": "variables", "arguments": {"variablesReference": 1 + (1 << 14)}},
-        {"command": "evaluate", "arguments": {"expression": "rN"}}, {"command": "evaluate", "arguments": {"expression": "diff @3"}},
+        {"command": "evaluate", "arguments": {"expression": "rN"}},
+        {"command": "evaluate", "arguments": {"expression": "diff @3"}},
         {"command": "nonsense"}, {"command": "stackTrace", "arguments": {"threadId": 9}}, {"command": "scopes"},
         {"command": "disconnect"}, {"command": "threads"})
     assert answers["initialize"][0]["body"]["supportsStepBack"] is True
@@ -122,7 +128,8 @@ def test_an_editor_goes_forward_and_back():
     assert frame["line"] == 14 and frame["source"]["name"] == "prog.m3asm" and "CALL" in frame["name"]
     variables = {v["name"]: v["value"] for v in answers["variables"][0]["body"]["variables"]}
     assert variables["rN"] == "1" and variables["rV"].startswith("f32[2, 3]")
-    assert answers["evaluate"][0]["body"]["result"] == "rN = 1" and "R2 rN: 0 -> 1" in answers["evaluate"][1]["body"]["result"]
+    assert answers["evaluate"][0]["body"]["result"] == "rN = 1"
+    assert "R2 rN: 0 -> 1" in answers["evaluate"][1]["body"]["result"]
     assert not answers["nonsense"][0]["success"] and "not supported" in answers["nonsense"][0]["message"]
     assert not answers["stackTrace"][1]["success"] and not answers["scopes"][1]["success"]
     assert len(answers["threads"]) == 1                # nothing is answered behind the end
@@ -144,6 +151,52 @@ def test_bytes_that_are_no_message(data):
 
 def reasons(events: list[dict]) -> list[str]:
     return [e["body"]["reason"] for e in events if e["event"] == "stopped"]
+
+
+def test_the_order_of_messages_is_that_which_clients_expect():
+    """An editor is told that the run goes on before it stops: it offers a pause in between."""
+    editor = Editor({"command": "launch", "arguments": {"stopOnEntry": False}},
+                    {"command": "setFunctionBreakpoints", "arguments": {"breakpoints": [{"name": "CALL"}]}},
+                    {"command": "configurationDone"}, {"command": "continue"}, {"command": "reverseContinue"},
+                    {"command": "reverseContinue"}, {"command": "terminate"})
+    Adapter(make(), editor, Shown(editor)).serve()
+    found = [m.get("event") or m["command"] for m in unpacked(editor.sink.getvalue())]
+    assert [m for m in found if m != "output"] == [
+        "launch", "initialized", "setFunctionBreakpoints", "configurationDone", "stopped", "continue", "stopped",
+        "reverseContinue", "stopped", "reverseContinue", "stopped", "terminate", "terminated"]
+    _, events = sorted_out(unpacked(editor.sink.getvalue()))
+    assert reasons(events) == ["breakpoint", "breakpoint", "breakpoint", "entry"]
+
+
+def test_a_source_that_is_not_there(tmp_path, monkeypatch):
+    """A model's program never was a file: its text is asked for, and breakpoints name it."""
+    monkeypatch.chdir(tmp_path)
+    answers, events = session(
+        *BEGUN, {"command": "stackTrace", "arguments": {"threadId": 1}},
+        {"command": "source", "arguments": {"sourceReference": 1}},
+        {"command": "setBreakpoints", "arguments": {"source": {"name": "prog.m3asm", "sourceReference": 1},
+                                                    "breakpoints": [{"line": 13}]}},
+        {"command": "continue"}, {"command": "stackTrace", "arguments": {"threadId": 1}},
+        {"command": "source", "arguments": {"sourceReference": 2}})
+    first, second = (a["body"]["stackFrames"][0] for a in answers["stackTrace"])
+    assert first["source"] == second["source"] and "path" not in first["source"] and second["line"] == 13
+    lines = answers["source"][0]["body"]["content"].splitlines()
+    assert lines[first["line"] - 1].strip() == first["name"].partition(": ")[2]
+    assert answers["setBreakpoints"][0]["body"]["breakpoints"][0]["verified"]
+    assert reasons(events) == ["entry", "breakpoint"]
+    assert not answers["source"][1]["success"] and "names no source" in answers["source"][1]["message"]
+
+
+def test_what_goes_wrong_on_the_way_is_said(monkeypatch):
+    debugger = make()
+
+    def wrong() -> str:
+        raise UserError("this cannot be")
+    monkeypatch.setattr(debugger, "go_on", wrong)
+    answers, events = session(*BEGUN, {"command": "continue"}, {"command": "threads"}, debugger=debugger)
+    assert answers["continue"][0]["success"] and answers["threads"][0]["success"]
+    assert {"category": "stderr", "output": "this cannot be\n"} in [e.get("body") for e in events]
+    assert reasons(events) == ["entry", "exception"]
 
 
 # -- what goes on is stopped ----------------------------------------------------------------------------------------
@@ -185,8 +238,8 @@ def test_a_pause_ends_a_run_with_watchpoints_and_one_that_waits_for_input():
     assert reasons(events) == ["entry", "pause"]
     debugger = make("SENSE r1, USER_INPUT\nHALT\n")
     debugger.vm.wait_input = True
-    _, events = session(*BEGUN, {"command": "continue"}, lambda: debugger.vm.main.waiting_for is not None, {"command": "pause"},
-                        debugger=debugger)
+    _, events = session(*BEGUN, {"command": "continue"}, lambda: debugger.vm.main.waiting_for is not None,
+                        {"command": "pause"}, debugger=debugger)
     assert reasons(events) == ["entry", "pause"]
 
 
@@ -228,7 +281,9 @@ def test_over_standard_input_and_output():
         for n, name in enumerate(("initialize", "launch", "configurationDone", "continue", "disconnect"), 1):
             running.stdin.write(packed({"command": name}, first=n))
             running.stdin.flush()
-            while not found or found[-1].get("request_seq") != n:
+            awaited = ("event", "stopped") if name in MOVING else ("request_seq", n)
+            found.append(read_message(running.stdout))
+            while found[-1].get(awaited[0]) != awaited[1]:
                 found.append(read_message(running.stdout))
         found += unpacked(running.stdout.read())
         assert running.wait(LONG) == 0
@@ -236,7 +291,7 @@ def test_over_standard_input_and_output():
         running.kill()
         running.communicate()
     assert [m["event"] for m in found if m["type"] == "event"] == ["initialized", "stopped", "output", "output",
-                                                                       "output", "stopped"]
+                                                                       "output", "stopped", "terminated"]
 
 
 def test_an_endless_program_ends_with_its_editor(tmp_path):
@@ -246,13 +301,14 @@ def test_an_endless_program_ends_with_its_editor(tmp_path):
         {"command": "disconnect"}), timeout=LONG)
     answers, events = sorted_out(unpacked(found.out.encode()))
     assert found.code == 0 and all(answers[name] for name in ("continue", "pause", "disconnect"))
-    assert events[-1]["body"]["reason"] == "pause"
+    assert reasons(events)[-1] == "pause" and events[-1]["event"] == "terminated"
 
 
 @pytest.mark.parametrize("reference", [0, -1, 4, 1 + (1 << 14 | 3), 2 ** 31, 2 ** 62, 2 ** 64, 10 ** 20,
                                        1 + ((1 << 12 | 5) << 2), 1 + (7 << 14), 1.5, True, "x", None])
 def test_variables_of_what_is_not_there(reference):
-    answers, _ = session(*BEGUN, {"command": "variables", "arguments": {"variablesReference": reference}}, {"command": "threads"})
+    answers, _ = session(*BEGUN, {"command": "variables", "arguments": {"variablesReference": reference}},
+                         {"command": "threads"})
     refused = answers["variables"][0]
     assert not refused["success"] and len(refused["message"]) > 20 and answers["threads"][0]["success"]
 
@@ -260,7 +316,8 @@ def test_variables_of_what_is_not_there(reference):
 @pytest.mark.parametrize("command, arguments, message", [
     ("setBreakpoints", {}, "'source' is missing; an object with the 'path' of a file is expected"),
     ("setBreakpoints", {"source": {}}, "'path' is missing; the path of a file is expected"),
-    ("setBreakpoints", {"source": {"path": "a"}, "breakpoints": [{}]}, "'line' is missing; the number of a line is expected"),
+    ("setBreakpoints", {"source": {"path": "a"}, "breakpoints": [{}]},
+     "'line' is missing; the number of a line is expected"),
     ("setBreakpoints", {"source": {"path": "a"}, "breakpoints": [3]}, "a list of objects is expected"),
     ("setFunctionBreakpoints", {"breakpoints": None}, "'breakpoints' is missing; a list of objects is expected"),
     ("setFunctionBreakpoints", {"breakpoints": [{"name": 3}]}, "'name' is 3; a label is expected"),
@@ -273,9 +330,11 @@ def test_arguments_that_are_none(command, arguments, message):
 
 @pytest.mark.parametrize("command", ["continue", "next", "stepBack", "reverseContinue"])
 def test_going_on_before_the_beginning(command):
-    answers, events = session({"command": command}, {"command": "configurationDone"}, {"command": "launch"}, {"command": command})
+    answers, events = session({"command": command}, {"command": "configurationDone"}, {"command": "launch"},
+                              {"command": command})
     first, second = answers[command]
-    assert not first["success"] and first["message"] == f"{command}: `launch` or `attach` comes first, then `configurationDone`"
+    assert not first["success"]
+    assert first["message"] == f"{command}: `launch` or `attach` comes first, then `configurationDone`"
     assert not answers["configurationDone"][0]["success"]
     assert not second["success"] and second["message"] == f"{command}: `configurationDone` comes first"
     assert [e["event"] for e in events] == ["initialized"]

@@ -19,8 +19,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 def test_every_package_is_listed():
     folders = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "m3jit").rglob("__init__.py")}
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders | {"m3jit.kernels"}
-    loose = {p.parent for p in (ROOT / "m3jit").rglob("*.py")} - {p.parent for p in (ROOT / "m3jit").rglob("__init__.py")}
-    assert not loose
+    folders = {p.parent for p in (ROOT / "m3jit").rglob("*.py")}
+    assert folders == {p.parent for p in (ROOT / "m3jit").rglob("__init__.py")}
 
 
 def test_data_files_are_listed():
@@ -38,7 +38,8 @@ def test_what_is_imported_is_required():
            "numba": "numba", "pyopencl": "pyopencl", "jinja2": "jinja2", "gguf": "gguf", "starlette": "starlette",
            "uvicorn": "uvicorn", "llguidance": "llguidance"}
     project = PROJECT["project"]
-    named = " ".join([*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)])
+    named = " ".join([*project["dependencies"],
+                      *(d for extra in project["optional-dependencies"].values() for d in extra)])
     for path in [*(ROOT / "m3jit").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
@@ -58,10 +59,11 @@ def test_the_installed_metadata():
 
 def test_importing_loads_no_code_generator():
     code = ("import sys, time, numpy; t = time.process_time(); import m3jit; t = time.process_time() - t; "
-            "print(sorted(m for m in ('llvmlite', 'numba', 'tokenizers', 'gguf', 'pyopencl', 'click') if m in sys.modules), "
-            "t < 0.1)")
+            "print(sorted(m for m in ('llvmlite', 'numba', 'tokenizers', 'gguf', 'pyopencl', 'click') if m in "
+            "sys.modules), t < 0.1)")
     for _ in range(5):                                 # processor time: the machine may be busy with something else
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment())
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                              env=environment())
         if done.stdout == "[] True\n":
             return
     assert done.stdout == "[] True\n", done.stderr
@@ -83,7 +85,8 @@ def test_a_wheel_works_elsewhere(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
-    assert {"m3jit/py.typed", "m3jit/kernels/fused.py", "m3jit/models/data/default.gguf", "m3jit/ir/passes/fuse.py"} <= set(names)
+    assert {"m3jit/py.typed", "m3jit/kernels/fused.py", "m3jit/models/data/default.gguf",
+            "m3jit/ir/passes/fuse.py"} <= set(names)
     assert not [n for n in names if n.startswith(("tests/", "kernels/", "tools/"))]
     for arguments in (["run", EXAMPLES / "hello.m3asm"], ["run", "-n", "2"], ["doctor"]):
         done = subprocess.run([sys.executable, "-m", "m3jit", *map(str, arguments)], cwd=tmp_path, capture_output=True,

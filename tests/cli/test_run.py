@@ -11,7 +11,8 @@ import pytest
 
 from tests.cli.command import EXAMPLES, call, environment, process, source
 
-ECHO = "again:\nSENSE r1, r2, USER_INPUT\nCOMPARE r2, 0\nIF_LESS out\nSTREAM r1\nSTREAM r2 LINE\nJUMP again\nout:\nHALT\n"
+ECHO = ("again:\nSENSE r1, r2, USER_INPUT\nCOMPARE r2, 0\nIF_LESS out\nSTREAM r1\nSTREAM r2 LINE\nJUMP again\n"
+        "out:\nHALT\n")
 HELLO = EXAMPLES / "hello.m3asm"
 
 
@@ -29,14 +30,17 @@ def test_the_first_bytes_go_before_the_suffix(capfd, tmp_path):
 
 def test_a_hello_program_loads_no_code_generator():
     code = ("import sys; from m3jit.cli import main; main(['run', sys.argv[1]]); "
-            "print(sorted(m for m in ('llvmlite', 'numba', 'tokenizers', 'gguf', 'pyopencl', 'jinja2') if m in sys.modules))")
-    done = subprocess.run([sys.executable, "-c", code, HELLO], capture_output=True, text=True, timeout=60, env=environment())
+            "print(sorted(m for m in ('llvmlite', 'numba', 'tokenizers', 'gguf', 'pyopencl', 'jinja2') if m in "
+            "sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code, HELLO], capture_output=True, text=True, timeout=60,
+                          env=environment())
     assert done.stdout == "Hello from m3jit.\n[]\n"
 
 
 def test_help_loads_nothing_of_the_machine():
     code = ("import sys; from m3jit.cli import main; main(['--help']); "
-            "print(sorted(m for m in ('numpy', 'llvmlite', 'numba', 'tokenizers', 'm3jit.frontend') if m in sys.modules))")
+            "print(sorted(m for m in ('numpy', 'llvmlite', 'numba', 'tokenizers', 'm3jit.frontend') if m in "
+            "sys.modules))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment())
     assert done.stdout.endswith("\n[]\n") and "  141  " in done.stdout and "explain" in done.stdout
 
@@ -57,7 +61,8 @@ def test_input_that_nobody_reads_is_left_alone():
 def test_bindings_and_registers(capfd, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(3, dtype=np.int32))
     prog = source(tmp_path, "ADD rZ, rX, rY\nSTREAM rZ LINE\nHALT\n")
-    for x, y, z in (("2", "0x10", "18"), ("1.5", "1e1", "11.5"), ("[[1, 2], [3, 4]]", "[[1, 1], [1, 1]]", "[[2, 3], [4, 5]]"),
+    for x, y, z in (("2", "0x10", "18"), ("1.5", "1e1", "11.5"),
+                    ("[[1, 2], [3, 4]]", "[[1, 1], [1, 1]]", "[[2, 3], [4, 5]]"),
                     ("[0.5, 1]", "f32[2]", "[0.5, 1.0]"), ("f16:[1, 2]", "f16:[0.5, 0.5]", "[1.5, 2.5]"),
                     (f"@{tmp_path}/x.npy", "i32:[10, 10, 10]", "[10, 11, 12]"), ("-7", "-1", "-8")):
         got = call(capfd, "run", prog, "--bind", f"rX={x}", "--bind", f"rY={y}", "--show", "rZ")
@@ -66,9 +71,12 @@ def test_bindings_and_registers(capfd, tmp_path):
 
 
 @pytest.mark.parametrize("binding, word", [
-    ("rX", "REGISTER=VALUE"), ("rX=", "REGISTER=VALUE"), ("rX=abc", "'abc' is no value"), ("rX=f99[2]", "no type 'f99'"),
-    ("rX=[1, [2]]", "expected"), ("rX=[1,", "cannot be read"), ("rX=i8:[300]", "-128 to 127"), ("rX=9223372036854775808", "64-bit"),
-    ("rX=@none.npy", "none.npy"), ("rX='abc", "closing quote"), ("rX=q8_0[7]", "multiples of 32"), ("rQ=1", "no register rQ"),
+    ("rX", "REGISTER=VALUE"), ("rX=", "REGISTER=VALUE"), ("rX=abc", "'abc' is no value"),
+    ("rX=f99[2]", "no type 'f99'"),
+    ("rX=[1, [2]]", "expected"), ("rX=[1,", "cannot be read"), ("rX=i8:[300]", "-128 to 127"),
+    ("rX=9223372036854775808", "64-bit"),
+    ("rX=@none.npy", "none.npy"), ("rX='abc", "closing quote"), ("rX=q8_0[7]", "multiples of 32"),
+    ("rQ=1", "no register rQ"),
     ("rX=f32[1,1,1,1,1,1]", "at most 5"), ("R255=1", "cannot be written"), ("rX=[\"a\"]", "other than numbers")])
 def test_bad_bindings(capfd, tmp_path, binding, word):
     prog = source(tmp_path, "STREAM rX\nHALT\n")

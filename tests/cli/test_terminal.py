@@ -73,7 +73,8 @@ def test_on_a_terminal_messages_start_on_their_own_line(tmp_path):
     prog = tmp_path / "prog.m3asm"
     prog.write_text('LOADS r1, "no line feed"\nSTREAM r1\nLOADI r2, 0\nASSERT r2\nHALT\n')
     ours, theirs = pty.openpty()
-    child = subprocess.Popen([*COMMAND, "run", str(prog)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment())
+    child = subprocess.Popen([*COMMAND, "run", str(prog)], stdin=theirs, stdout=theirs, stderr=theirs,
+                             env=environment())
     os.close(theirs)
     said = b""
     try:

@@ -34,11 +34,13 @@ def test_the_default_model_is_recorded_on_one_backend_and_repeated_on_others(cap
 
 def test_registers_inputs_and_files_are_in_the_log(capfd, tmp_path):
     prog = source(tmp_path, 'SENSE rA, USER_INPUT\nSENSE rB, USER_INPUT\nSENSE rC, rS, USER_INPUT\nSTREAM rA, LINE\n'
-                            'STREAM rB, LINE\nSTREAM rS, LINE\nSTREAM rX, LINE\nSENSE rF, FILE, NAME="in.txt"\nSTREAM rF\nHALT\n')
+                            'STREAM rB, LINE\nSTREAM rS, LINE\nSTREAM rX, LINE\nSENSE rF, FILE, NAME="in.txt"\n'
+                            'STREAM rF\nHALT\n')
     (tmp_path / "in.txt").write_text("file")
     (tmp_path / "one").write_text("from a file\n")
     log = tmp_path / "run.log"
-    first = call(capfd, "record", prog, "-p", "text", "-i", tmp_path / "one", "--bind", "rX=[1, 2]", "--files", tmp_path, "-o", log)
+    first = call(capfd, "record", prog, "-p", "text", "-i", tmp_path / "one", "--bind", "rX=[1, 2]", "--files",
+                 tmp_path, "-o", log)
     (tmp_path / "in.txt").unlink()
     assert first.out == "text\nfrom a file\n-1\n[1, 2]\nfile" and call(capfd, "replay", log).out == first.out
 
@@ -53,7 +55,8 @@ def test_a_trap_is_repeated(capfd, tmp_path):
 
 def test_a_killed_recording_is_repeated_as_far_as_it_came(capfd, tmp_path):
     """SIGKILL in the middle of an endless run."""
-    prog, log = source(tmp_path, "LOADI r1, 0\nloop:\nADDI r1, r1, 1\nSTREAM r1, LINE\nJUMP loop\n"), tmp_path / "run.log"
+    prog = source(tmp_path, "LOADI r1, 0\nloop:\nADDI r1, r1, 1\nSTREAM r1, LINE\nJUMP loop\n")
+    log = tmp_path / "run.log"
     child = start("record", prog, "-o", log, "--backend", "interpreter")
     while not (log.exists() and log.stat().st_size > 4_000):
         assert child.poll() is None
@@ -68,7 +71,8 @@ def test_a_killed_recording_is_repeated_as_far_as_it_came(capfd, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_recording_is_whole(capfd, tmp_path, number):
-    prog, log = source(tmp_path, "LOADI r1, 0\nloop:\nADDI r1, r1, 1\nSTREAM r1, LINE\nJUMP loop\n"), tmp_path / "run.log"
+    prog = source(tmp_path, "LOADI r1, 0\nloop:\nADDI r1, r1, 1\nSTREAM r1, LINE\nJUMP loop\n")
+    log = tmp_path / "run.log"
     child = start("record", prog, "-o", log, "--backend", "interpreter")
     while not (log.exists() and log.stat().st_size > 4_000):
         assert child.poll() is None
@@ -123,7 +127,8 @@ def test_a_run_that_differs_says_where(capfd, tmp_path, monkeypatch):
     from m3jit.vm.recording import Output
     prog, log = source(tmp_path, "LOADI r1, 7\nSTREAM r1, LINE\nHALT\n"), tmp_path / "run.log"
     of = Output.of.__func__
-    monkeypatch.setattr(Output, "of", classmethod(lambda cls, sink, item: of(cls, sink, item)._replace(head=b"8\n", digest=1)))
+    monkeypatch.setattr(Output, "of",
+                        classmethod(lambda cls, sink, item: of(cls, sink, item)._replace(head=b"8\n", digest=1)))
     call(capfd, "record", prog, "-o", log)
     monkeypatch.undo()
     found = call(capfd, "replay", log)
@@ -167,13 +172,14 @@ def test_the_debugger_shows_a_recorded_run(capfd, tmp_path):
 
 
 def test_the_debugger_and_the_default_model(capfd):
-    found = call(capfd, "debug", "-p", "Emma was", "--max-tokens", "4", "--temp", "0", "-x", "t 2", "-x", "bt", "-x", "l", "-x",
-                 "diff @40", "-x", "state S0 0")
+    found = call(capfd, "debug", "-p", "Emma was", "--max-tokens", "4", "--temp", "0", "-x", "t 2", "-x", "bt", "-x",
+                 "l", "-x", "diff @40", "-x", "state S0 0")
     assert found.code == 0 and "wrote ' " in found.out and "<layer_0>" in found.out and "rows" in found.out
     assert "keys [" in found.out
 
 
 def test_a_program_that_traps_at_once(capfd, tmp_path):
-    found = call(capfd, "debug", source(tmp_path, "GETELEM r1, r0\nHALT\n"), "-x", "s", "-x", "back", "-x", "where", "-x", "list")
+    found = call(capfd, "debug", source(tmp_path, "GETELEM r1, r0\nHALT\n"), "-x", "s", "-x", "back", "-x", "where",
+                 "-x", "list")
     assert found.code == 0 and "the end: " in found.out and "never written" in found.out
     assert "@0 context 1 0x0000 prog.m3asm:1" in found.out

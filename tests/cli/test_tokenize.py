@@ -34,10 +34,12 @@ def test_pieces(capfd):
 
 
 @pytest.mark.parametrize("arguments, code, said", [
-    (["default", "--decode", "12 x3"], 2, "x3 is no token id"), (["default", "--decode", "1 -1"], 2, "-1 is no token id"),
+    (["default", "--decode", "12 x3"], 2, "x3 is no token id"),
+    (["default", "--decode", "1 -1"], 2, "-1 is no token id"),
     (["default", "--decode", "2048"], 1, "token 2048 is outside the vocabulary of 2048"),
     (["default", "--decode", "--pieces", "1"], 2, "--pieces"), (["default", "--decode", "--bare", "1"], 2, "--bare"),
-    ([EXAMPLES / "hello.m3asm", "x"], 1, "has no tokeniser"), (["nothing.gguf", "x"], 1, "no such file"), ([], 2, "MODEL")])
+    ([EXAMPLES / "hello.m3asm", "x"], 1, "has no tokeniser"), (["nothing.gguf", "x"], 1, "no such file"),
+    ([], 2, "MODEL")])
 def test_wrong_usage(capfd, arguments, code, said):
     got = call(capfd, "tokenize", *arguments)
     assert got.code == code and got.out == "" and said in got.err, got

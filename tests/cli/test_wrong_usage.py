@@ -139,7 +139,8 @@ def test_messages_are_short_and_printable(capfd, tmp_path):
                  f"LOADI r1, @{long}\n", f'.data\nx: .f32 FILE="{long}"\n', f".entry {long}\nHALT\n"):
         got = call(capfd, "asm", source(tmp_path, text))
         assert got.code == 2 and len(got.err) < 3000 and "..." in got.err, (len(got.err), got.err[:400])
-    for text in ("ADD r\x1b[31m\n", "\u202eHALT r1, r2\n", 'ADD r1, "\x07\x1b]0;title\x07"\n', ".data\nx: .f32 \x9b1\n"):
+    for text in ("ADD r\x1b[31m\n", "\u202eHALT r1, r2\n", 'ADD r1, "\x07\x1b]0;title\x07"\n',
+                 ".data\nx: .f32 \x9b1\n"):
         got = call(capfd, "asm", source(tmp_path, text))
         assert got.code == 2 and not set(got.err) & set("\x1b\x07\x9b\u202e"), got
         excerpt, mark = got.err.split("\n")[1:3]
@@ -223,5 +224,6 @@ def test_numbers_without_a_meaning(capfd, tmp_path, text, words):
 
 
 def test_distances_are_decimal_however_they_begin(capfd, tmp_path):
-    prog = source(tmp_path, ".data\nx: .i64 1\n.text\nLOADA r1, &x+08\nLOADA r2, &x+8\nSUB r3, r1, r2\nSTREAM r3\nHALT\n")
+    prog = source(tmp_path, ".data\nx: .i64 1\n.text\nLOADA r1, &x+08\nLOADA r2, &x+8\nSUB r3, r1, r2\nSTREAM r3\n"
+                  "HALT\n")
     assert call(capfd, "run", prog).out == "0"

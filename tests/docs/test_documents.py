@@ -56,7 +56,8 @@ def test_documents_stand_alone():
     """Nothing points to a place on one machine."""
     for path in DOCUMENTS:
         text = path.read_text()
-        assert not re.search(r"(?<![\w.:/])/(?:home|root|tmp|work|usr/local)/", text), f"{path} names a place on one machine"
+        found = re.search(r"(?<![\w.:/])/(?:home|root|tmp|work|usr/local)/", text)
+        assert not found, f"{path} names a place on one machine"
 
 
 PATH = re.compile(r"`((?:m3jit|kernels|tests|tools|benchmarks|examples|docs)/[\w./*-]*)")
@@ -98,6 +99,7 @@ def test_wrong_programs_and_links_are_noticed(tmp_path, monkeypatch):
     page.write_text("# Here\n[a](gone.md) [b](#here) [c](#there) [d](page.md#here) `[e](code.md)`\n"
                     "```m3asm\nADDD rX\n```\n```m3asm wrong\nADD rX, rX, rX\n```\n```m3asm f.m3asm\n  HALT\n```\n")
     monkeypatch.setattr(check_docs, "ROOT", tmp_path)
-    assert [p.message for p in check_docs.check_links(page)] == ["gone.md leads nowhere", "page.md has no heading for #there"]
+    assert [p.message for p in check_docs.check_links(page)] == ["gone.md leads nowhere",
+                                                                 "page.md has no heading for #there"]
     messages = [p.message for p in check_docs.check_programs(page)]
     assert len(messages) == 3 and "ADDD" in messages[0] and "should not" in messages[1] and "layout" in messages[2]

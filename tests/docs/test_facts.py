@@ -65,7 +65,8 @@ def test_the_guide_lists_these_limits():
 
 
 @pytest.mark.parametrize("document, sentence", [
-    ("guide.md", f"{256 - len(RESERVED) - len({r.code for r in OPS if r.executable})} opcodes are in the table without a"),
+    ("guide.md", f"{256 - len(RESERVED) - len({r.code for r in OPS if r.executable})} opcodes are in the "
+     f"table without a"),
     ("guide.md", f"at most {cache._DEFAULT_MB} MB (`M3JIT_CACHE_MB`)"),
     ("guide.md", f"at most {weights.LIMIT_BYTES >> 30} GiB"),
     ("guide.md", f"in turns of {scheduler.QUANTUM:,}"),
@@ -92,8 +93,8 @@ def test_the_guide_names_every_architecture():
 def test_the_regions_of_memory():
     for number, (name, _) in enumerate(zip(memory.NAMES, range(16))):
         row = next((v for k, v in rows("assembly.md", "Memory").items() if k == f"0x{number:X}"), None)
-        assert (row or "WAL, SNAPSHOT, STREAM_RING, CLUSTER_STAGING, FEDERATED, CONFIDENTIAL, SCRATCH_DEVICE, MMIO").find(
-            name) >= 0
+        others = "WAL, SNAPSHOT, STREAM_RING, CLUSTER_STAGING, FEDERATED, CONFIDENTIAL, SCRATCH_DEVICE, MMIO"
+        assert name in (row or others)
 
 
 def test_string_escapes():

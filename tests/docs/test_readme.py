@@ -1,4 +1,5 @@
-"""README.md: its commands give what it says, its links lead somewhere, its two main commands are those that are checked."""
+"""README.md: its commands give what it says, its links lead somewhere, its two main commands are those that are
+checked."""
 from __future__ import annotations
 
 import os
@@ -43,6 +44,7 @@ def test_every_command_is_run_here_or_by_the_test_run():
 def test_the_test_run_takes_its_command_from_the_readme():
     script = (ROOT / ".ci/run").read_text()
     grep = next(line for line in script.splitlines() if line.startswith("command=$("))
-    found = subprocess.run(["sh", "-c", f'{grep}; echo "$command"'], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    found = subprocess.run(["sh", "-c", f'{grep}; echo "$command"'], cwd=ROOT, capture_output=True, text=True,
+                           timeout=20)
     assert found.stdout.strip() == TEST and os.access(ROOT / ".ci/run", os.X_OK)
     assert script.rstrip().endswith('eval "$command"')

@@ -8,8 +8,8 @@ from m3jit.isa.table import OPS
 from tests.frontend import samples
 
 WORDS = [r.name for r in OPS] + """.data .text .equ .reg .func .f32 .str .loc .org .model .extern .global .import .entry
-    .meta AS rX vX sX spX R255 R7 V3 S0 SP6 _ x: x @x &x+1 &.data+8 @m:t 1 -1 0x1p3 nan:0x7fc00000 80ms 2x3 [ ] , = ( ) "s"
-    SHAPE= ARGS= PAYLOAD= FILE= L_0000 inf 1e400""".split() + ["; c", "\n", "\n", "\n"]
+    .meta AS rX vX sX spX R255 R7 V3 S0 SP6 _ x: x @x &x+1 &.data+8 @m:t 1 -1 0x1p3 nan:0x7fc00000 80ms 2x3 [ ] , = ( )
+    "s" SHAPE= ARGS= PAYLOAD= FILE= L_0000 inf 1e400""".split() + ["; c", "\n", "\n", "\n"]
 
 
 def attempt(text: str) -> None:

@@ -81,7 +81,8 @@ def expected(q, k, v, g, past, keys, window, scale, cap):
 
 
 def filled_pages(rng, g, k, v):
-    """Pages in a shuffled pool, filled by kv_append in two steps; the leaves of their table; its top, of byte offsets."""
+    """Pages in a shuffled pool, filled by kv_append in two steps; the leaves of their table; its top, of byte
+    offsets."""
     count = -(-len(k) // 64)
     used, room = g.page_bytes * (count + 1), -g.page_bytes * (count + 1) % 8
     pool = np.full(used + room + 8 * count, 0x7E, np.uint8)      # unused slots hold NaN: nothing may leak from them

@@ -16,7 +16,8 @@ LLAMA3 = """{{- bos_token }}
 {{- system_message + "<|eot_id|>" }}
 {%- for message in messages %}
     {%- if not (message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'
+            + message['content'] | trim + '<|eot_id|>' }}
     {%- elif 'tool_calls' in message %}
         {%- if not message.tool_calls|length == 1 %}{{- raise_exception("one tool call at a time") }}{% endif %}
         {%- set call = message.tool_calls[0].function %}
@@ -38,7 +39,8 @@ QWEN3 = """{%- if tools %}
     {{- '<tools>' }}
     {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{% endfor %}
     {{- '\\n</tools><|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{% endif %}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{% endif %}
 {%- set ns = namespace(last=messages|length - 1, open=true) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
@@ -115,7 +117,8 @@ PHI3 = """{% for message in messages %}{% if message['role'] == 'system' %}{{'<|
 
 DEEPSEEK = """{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}
 {%- set ns = namespace(system='', tool=false) %}
-{%- for message in messages %}{% if message['role'] == 'system' %}{% set ns.system = message['content'] %}{% endif %}{% endfor %}
+{%- for message in messages %}{% if message['role'] == 'system' %}{% set ns.system = message['content'] %}
+    {%- endif %}{% endfor %}
 {{- bos_token }}{{- ns.system }}
 {%- for message in messages %}
     {%- if message['role'] == 'user' %}{% set ns.tool = false %}{{- '<｜User｜>' + message['content'] }}{% endif %}
@@ -132,7 +135,8 @@ GRANITE = """{%- for document in documents or [] %}{{- '[' ~ loop.index ~ '] ' ~
 {%- for message in messages %}
     {%- if message.content|length > 20 %}{{- 'long' }}{% break %}{% endif %}
     {{- '<|start_of_role|>' + message['role'] + '<|end_of_role|>' }}
-    {%- if message.role == 'assistant' %}{% generation %}{{- message['content'] + '<|end_of_text|>' }}{% endgeneration %}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}{{- message['content'] + '<|end_of_text|>' }}{% endgeneration %}
     {%- else %}{{- message['content'] + '<|end_of_text|>' }}{% endif %}
     {{- '\\n' }}
 {%- endfor %}

@@ -4,7 +4,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "runs", "##s", "##ing", "to", "sea", "a", "guitar"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "runs", "##s", "##ing", "to", "sea", "a",
+         "guitar"]
 
 
 def word_pieces(folder: Path, size: int = 0) -> None:

@@ -1,4 +1,5 @@
-"""Low-rank adapters of models: llama.cpp's stored logits with them, the same bytes everywhere, files that do not fit."""
+"""Low-rank adapters of models: llama.cpp's stored logits with them, the same bytes everywhere, files that do not
+fit."""
 from __future__ import annotations
 
 import gzip
@@ -121,7 +122,8 @@ Q = "blk.0.attn_q.weight"
 @pytest.mark.parametrize("tensors, keys, message", [
     ({Q + ".lora_a": (4, 128), Q + ".lora_b": (256, 4)}, {},
      r"'blk.0.attn_q.weight.lora_a': has shape \[4, 128\]; expected shape \[4, 256\], for blk.0.attn_q.weight"),
-    ({Q + ".lora_a": (4, 256), Q + ".lora_b": (256, 5)}, {}, r"lora_b': has shape \[256, 5\]; expected shape \[256, 4\]"),
+    ({Q + ".lora_a": (4, 256), Q + ".lora_b": (256, 5)}, {},
+     r"lora_b': has shape \[256, 5\]; expected shape \[256, 4\]"),
     ({Q + ".lora_a": (4, 256)}, {}, "has no partner 'blk.0.attn_q.weight.lora_b'"),
     ({"blk.0.attn_norm.weight": (256,)}, {}, r"belongs to no pair; expected names that end in .lora_a and .lora_b"),
     ({"blk.9.attn_q.weight.lora_a": (4, 256), "blk.9.attn_q.weight.lora_b": (256, 4)}, {},

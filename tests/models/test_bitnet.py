@@ -84,7 +84,8 @@ def test_both_ternary_types_compute_alike(folder):
 
 @pytest.mark.parametrize("change, message", [
     (set_key("bitnet.hidden_activation", "gelu"), "'bitnet.hidden_activation': is 'gelu'; expected one of silu, relu2"),
-    (set_tensor("blk.1.ffn_sub_norm.weight", 256), r"'blk.1.ffn_sub_norm.weight': has shape \[256\]; expected shape \[512\]"),
+    (set_tensor("blk.1.ffn_sub_norm.weight", 256),
+     r"'blk.1.ffn_sub_norm.weight': has shape \[256\]; expected shape \[512\]"),
     (set_tensor("blk.0.attn_q.scale", 2), r"'blk.0.attn_q.scale': has shape \[2\]; expected shape \[1\]"),
     (lambda keys, tensors: tensors.pop("blk.0.attn_sub_norm.weight"), "'blk.0.attn_sub_norm.weight': is missing"),
 ])

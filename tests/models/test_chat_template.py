@@ -177,7 +177,8 @@ def test_control_tokens_of_one_character(smollm):
 
 @pytest.mark.parametrize("source, line, said", [
     ("a\n{% magic %}", 2, "unknown tag 'magic'"), ("\n\n{{ x | rot13 }}", 3, "No filter named 'rot13'"),
-    ("{% for %}", 1, "Expected an expression"), ("a\n{% if x %}", 2, "nexpected end"), ("{{ 'a' is magic }}", 1, "No test named"),
+    ("{% for %}", 1, "Expected an expression"), ("a\n{% if x %}", 2, "nexpected end"),
+    ("{{ 'a' is magic }}", 1, "No test named"),
 ])
 def test_an_unknown_construct_is_refused_at_once(source, line, said):
     with pytest.raises(ModelFileError, match=f"m.gguf: chat template, line {line}: .*{said}"):
@@ -241,9 +242,10 @@ def test_a_failing_template_says_where(source, line, said):
 
 def test_limits_leave_what_templates_do_alone():
     """Long texts, widths, and many loops: the count begins anew with each conversation."""
-    template = ChatTemplate(NAMES, "{% for m in messages %}{{ '%-5s|' % m.role }}{{ m.content.replace('a', 'bc') ~ '.' }}"
-                                   "{{ [1, 2] | join(', ') }}{% endfor %}{{ range(99999) | length }}"
-                                   "{{ '{:>3}'.format(7) }}{{ messages | length | tojson(indent=4) }}")
+    template = ChatTemplate(NAMES,
+                            "{% for m in messages %}{{ '%-5s|' % m.role }}{{ m.content.replace('a', 'bc') ~ '.' }}"
+                            "{{ [1, 2] | join(', ') }}{% endfor %}{{ range(99999) | length }}"
+                            "{{ '{:>3}'.format(7) }}{{ messages | length | tojson(indent=4) }}")
     for _ in range(12):
         assert template.text(user("a" * 400_000)) == "user |" + "bc" * 400_000 + ".1, 299999  71"
 

@@ -33,7 +33,8 @@ def noise(*shape: int, seed: int) -> np.ndarray:
 
 def write_adapter(folder: Path, tensors: Arrays, **config: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    values = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": ["q_proj"], "bias": "none"} | config
+    values = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": ["q_proj"],
+              "bias": "none"} | config
     (folder / "adapter_config.json").write_text(json.dumps(values))
     tiny_folders.write_safetensors(folder / "adapter_model.safetensors", {
         name: ("F32", a.shape, np.ascontiguousarray(a, np.float32).tobytes()) for name, a in tensors.items()})
@@ -150,7 +151,8 @@ def test_an_unknown_order_of_rows_is_refused(tmp_path):
     class Other:
         path = "other.gguf"
         def value(self, key, kind, default=None): return "granitehybrid"
-    with pytest.raises(ModelFileError, match="is for a granitehybrid model in a GGUF file, whose rows may have another"):
+    with pytest.raises(ModelFileError,
+                       match="is for a granitehybrid model in a GGUF file, whose rows may have another"):
         Adapter(adapter.source, "lora").b_name("blk.0.attn_q.weight", Other())
 
 

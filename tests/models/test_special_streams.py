@@ -78,7 +78,8 @@ def test_a_batch_gives_what_each_gives_alone(name, made):
 
 @pytest.mark.parametrize("name", ["latent", "adapters"])
 def test_a_rollback_in_the_middle_gives_the_same_bytes(name, made):
-    """Fork after the first token, make three more on the interpreter, go back, run on compiled: equal tokens and rows."""
+    """Fork after the first token, make three more on the interpreter, go back, run on compiled: equal tokens and
+    rows."""
     program, models = made[name]
     text: list[str] = []
     vm = m3jit.VM(program, models=models, seed=3, threads=1)

@@ -133,7 +133,8 @@ def write_word_pieces(path: Path, lowercase: bool = True) -> None:
     kinds = [CONTROL, UNKNOWN, CONTROL, CONTROL, CONTROL]
     known = dict.fromkeys(texts)
     letters = "".join(map(chr, [*range(33, 127), *range(0xA1, 0x250), *range(0x370, 0x590), *range(0x5D0, 0x5EB),
-                                *range(0x620, 0x64B), *range(0x904, 0x93A), *range(0xE01, 0xE31), *range(0x1100, 0x1200),
+                                *range(0x620, 0x64B), *range(0x904, 0x93A), *range(0xE01, 0xE31),
+                                *range(0x1100, 0x1200),
                                 *range(0x2010, 0x2040), *range(0x3041, 0x3100), *range(0x4E00, 0x4F00)]))
     words = []
     for token in smollm2()["tokens"][17:]:

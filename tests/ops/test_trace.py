@@ -21,8 +21,8 @@ from tests.ops.cases import WITNESS, execute
 from tests.ops.test_witness import MODULES
 
 # These are executed by the interpreter, whatever their operands are.
-INTERPRETED = {"KV_TRUNCATE": "shortens a stream", "KV_COMPRESS": "copies a stream's rows", "SSM_RESET": "nothing to compute", "HASH": "sequential by nature",
-               "CHECKSUM": "sequential by nature"}
+INTERPRETED = {"KV_TRUNCATE": "shortens a stream", "KV_COMPRESS": "copies a stream's rows",
+               "SSM_RESET": "nothing to compute", "HASH": "sequential by nature", "CHECKSUM": "sequential by nature"}
 
 
 class Nodes(Recorder):

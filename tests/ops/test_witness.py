@@ -15,7 +15,8 @@ from tests.ops.cases import WITNESS, execute, mutants, values
 
 MODULES = {witness_elementwise, witness_layout, witness_lora, witness_recurrent, witness_reduce, witness_sampling,
            witness_transformer}
-FAMILIES = {f"m3jit.isa.{n}" for n in ("ssm_audio", "tensor", "elementwise", "layout", "reduce", "transformer", "sampling", "learning")}
+FAMILIES = {f"m3jit.isa.{n}" for n in ("ssm_audio", "tensor", "elementwise", "layout", "reduce", "transformer",
+                                       "sampling", "learning")}
 SIZES = {"empty": lambda n: n == 0, "one": lambda n: n == 1, "odd": lambda n: n > 1 and n % 2 == 1,
          "over 64": lambda n: n > 64}
 IMPOSSIBLE = {"QUANTIZE": {"one", "odd"}}                                # whole blocks of 32

@@ -271,16 +271,19 @@ def matvec() -> Iterator[Case]:
                 yield Case(f"INT8 {label} {rows}", {**operands, "precision": "INT8"}, close(y, F32, 12, size),
                            (*rows, n))
     for dtype in (*FLOATS, Q8_0):
-        for rows, g, n, k in (((), 1, 1, 32), ((3,), 3, 7, 64), ((1,), 5, 20, 32), ((0,), 2, 3, 32), ((2, 2), 2, 33, 96)):
+        for rows, g, n, k in (((), 1, 1, 32), ((3,), 3, 7, 64), ((1,), 5, 20, 32), ((0,), 2, 3, 32),
+                              ((2, 2), 2, 33, 96)):
             w = blocks((g, n, k), dtype, n) if dtype is Q8_0 else tensor(noise(g, n, k, seed=31), dtype)
             dense, x = decoded(w) if dtype is Q8_0 else values(w), noise(*rows, g, k, seed=41)
             y = np.einsum("...gk,gnk->...gn", x.astype(np.float64), dense.astype(np.float64))
             size = np.einsum("...gk,gnk->...gn", np.abs(x), np.abs(dense))
             check = close(y, F32, 2 + k / 64, size)
-            yield Case(f"{dtype} {rows} {g} matrices", {"x": tensor(x), "w": w, "transpose": True}, check, (*rows, g, n))
+            yield Case(f"{dtype} {rows} {g} matrices", {"x": tensor(x), "w": w, "transpose": True}, check,
+                       (*rows, g, n))
             if dtype is not Q8_0:
                 columns = tensor(values(w).transpose(0, 2, 1), dtype)
-                yield Case(f"{dtype} {rows} {g} matrices of columns", {"x": tensor(x), "w": columns}, check, (*rows, g, n))
+                yield Case(f"{dtype} {rows} {g} matrices of columns", {"x": tensor(x), "w": columns}, check,
+                           (*rows, g, n))
     x, w, bias = noise(3, 9, seed=1), noise(4, 9, seed=2), noise(4, seed=3)
     y = x.astype(np.float64) @ w.T.astype(np.float64) + bias
     for act in (None, "NONE", "SILU", "RELU", "GELU"):

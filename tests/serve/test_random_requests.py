@@ -1,5 +1,6 @@
 """Random requests to a server whose index and kept responses are always too small: texts, alternatives, edits of what
-runs and of what has ended, clients that go away.  Every text is what a machine alone gives, and nothing stays behind."""
+runs and of what has ended, clients that go away.  Every text is what a machine alone gives, and nothing stays
+behind."""
 from __future__ import annotations
 
 import json
@@ -57,7 +58,8 @@ class Client:
         if not self.known:
             return
         r = self.random
-        body = {"position": r.choice(({"token": r.randint(0, 12)}, {"text": r.choice("eta"), "which": r.randint(1, 4)})),
+        body = {"position": r.choice(({"token": r.randint(0, 12)},
+                                      {"text": r.choice("eta"), "which": r.randint(1, 4)})),
                 "text": r.choice(("", " and", " she said, \u2014", "x")), "n": r.choice((1, 1, 2)), "max_tokens": 10}
         status, found = self.server.post(f"{PLAIN}/{name or r.choice(self.known[-r.choice((1, 2, 20)):])}/edit", body)
         assert status in (200, 400, 410), found

@@ -75,15 +75,17 @@ def test_breakpoints_both_ways(backend):
 
 
 @pytest.mark.parametrize("text, pcs", [("next", {0x60}), ("next+1", {0x80}), ("9", {0x60}), ("prog.m3asm:12", {0xC0}),
-                                       ("0x80", {0x80}), ("stream", {0xE0}), ("ADD", {0x60, 0xC0, 0x1A0}), ("8", {0x60})])
+                                       ("0x80", {0x80}), ("stream", {0xE0}), ("ADD", {0x60, 0xC0, 0x1A0}),
+                                       ("8", {0x60})])
 def test_places(text, pcs):
     assert make().add_break(text)[1].pcs == pcs
 
 
 @pytest.mark.parametrize("text, message", [
-    ("nex", "no label, line, pc or instruction of this program; did you mean next"), ("0x81", "not the start of an instruct"),
-    ("0xzz", "is no number"), ("999", "the last line of prog.m3asm with code is"), ("other.m3asm:3", "no code comes from"),
-    ("next+99", "ends before"), ("MATMUL", "no label, line")])
+    ("nex", "no label, line, pc or instruction of this program; did you mean next"),
+    ("0x81", "not the start of an instruct"),
+    ("0xzz", "is no number"), ("999", "the last line of prog.m3asm with code is"),
+    ("other.m3asm:3", "no code comes from"), ("next+99", "ends before"), ("MATMUL", "no label, line")])
 def test_wrong_places(text, message):
     with pytest.raises(UserError, match=message):
         make().add_break(text)

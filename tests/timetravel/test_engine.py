@@ -225,7 +225,8 @@ def test_outputs_and_places(backend):
     def stands():
         return engine.vm.image.pcs[engine.upcoming.index] == inner
     for expected in reversed(seen):
-        assert engine.last_before(lambda end: engine.run_to(frozenset({inner}), end), stands) and engine.time == expected
+        assert engine.last_before(lambda end: engine.run_to(frozenset({inner}), end), stands)
+        assert engine.time == expected
     engine.go(10 ** 6)
     assert engine.last_before(lambda end: engine.to_output(end)) and engine.time == times[-1]
     assert engine.last_before(lambda end: engine.to_output(end)) and engine.time == times[-2]

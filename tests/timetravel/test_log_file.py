@@ -26,7 +26,8 @@ from m3jit.vm.sources import NOTHING
 
 EXAMPLES = [Event(1, 4, "clock", 123456789012), Event(1, 9, "sense", ("text", 1)), Event(2, 0, "sense", (AT_END, 3)),
             Event(1, 9, "output", Output("OUTPUT", "TEXT", 3, 2 ** 63 + 5, b"abc")), Event(2, 0, "block", "input"),
-            Event(2, 0, "wake", (15, 1, 4)), Event(1, 8, "another kind", None), Event(1, 9, "failed", Raised("StreamError", "x")),
+            Event(2, 0, "wake", (15, 1, 4)), Event(1, 8, "another kind", None),
+            Event(1, 9, "failed", Raised("StreamError", "x")),
             Event(1, 2 ** 40, "sense", (np.arange(6, dtype=np.int16).reshape(2, 3), 7)), Event(1, 2, "time", -1),
             Event(1, 3, "digest", "00ff"), Event(1, 4, "interrupt", True)]
 
@@ -169,7 +170,8 @@ def test_damage_is_said_with_its_place(tmp_path):
 @pytest.mark.parametrize("content, message", [
     (b"", "is no log of a run; `m3jit record` makes one"), (b"GGUF" + bytes(60), "is no log of a run"),
     (MAGIC[:5], "ends in its first 5 bytes"), (MAGIC + struct.pack("<I", FORMAT), "ends before it says what was run"),
-    (MAGIC + struct.pack("<I", FORMAT + 1), f"is a log of format {FORMAT + 1}; this version of m3jit reads format {FORMAT}. Update"),
+    (MAGIC + struct.pack("<I", FORMAT + 1),
+     f"is a log of format {FORMAT + 1}; this version of m3jit reads format {FORMAT}. Update"),
     (MAGIC + struct.pack("<I", 0), "Record the run again")])
 def test_files_that_are_no_logs(tmp_path, content, message):
     (tmp_path / "log").write_bytes(content)
@@ -203,7 +205,8 @@ plain = st.one_of(st.none(), st.booleans(), st.integers(-2 ** 63, 2 ** 64 - 1), 
 arrays = st.builds(lambda shape, name: np.arange(math.prod(shape)).astype(name).reshape(shape),
                    st.lists(st.integers(0, 3), max_size=4).map(tuple),
                    st.sampled_from(["bool", "int8", "uint8", "uint16", "int64", "float16", "float32", "float64"]))
-tensors = st.one_of(arrays.filter(lambda a: a.dtype.name in ("bool", "int8", "uint8", "int64", "float16", "float32")).map(Tensor.of),
+tensors = st.one_of(arrays.filter(lambda a: a.dtype.name in ("bool", "int8", "uint8", "int64", "float16",
+                                                             "float32")).map(Tensor.of),
                     st.just(Tensor(BF16, (3,), np.array([1, 2, 0x7FC0], np.uint16))),
                     st.just(Tensor.of(np.ones((2, 2), np.float32), F16)),
                     st.just(Tensor.blocks(Q8_0, (2, 32), np.arange(68, dtype=np.uint8))))
@@ -229,7 +232,8 @@ def test_values_that_no_log_holds(value):
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=60), st.data())
 def test_any_bytes_are_a_value_or_an_error(data, draw):
-    """Bytes of a value, some of them changed, or any bytes at all; the kinds of outcome are printed (-s --hypothesis-show-statistics)."""
+    """Bytes of a value, some of them changed, or any bytes at all; the kinds of outcome are printed (-s
+    --hypothesis-show-statistics)."""
     if draw.draw(st.booleans()):
         out = bytearray()
         put(out, draw.draw(values))
@@ -244,7 +248,8 @@ def test_any_bytes_are_a_value_or_an_error(data, draw):
         event(str(e).translate(str.maketrans("", "", "0123456789"))[:40])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None,
+          suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 10 ** 6), st.integers(0, 255)), min_size=1, max_size=4), st.booleans())
 def test_changed_files_with_right_checksums_are_read_or_refused(tmp_path, log_bytes, changes, event_part):
     """The reader behind the checksums: payloads are changed and sealed again."""
@@ -277,7 +282,8 @@ def test_announced_sizes_allocate_nothing():
 def test_a_program_that_unpacks_to_more_than_it_says(tmp_path):
     import zlib
     from m3jit.timetravel.replay import program_of
-    head = {"m3jit": "0", "name": "x", "hash": "0", "size": 100, "packed": zlib.compress(bytes(10 ** 7)), "program": b"",
+    head = {"m3jit": "0", "name": "x", "hash": "0", "size": 100, "packed": zlib.compress(bytes(10 ** 7)),
+            "program": b"",
             "models": {}, "seed": 0, "wait_input": False, "memory_limit": 1, "ring_capacity": 1, "snapshot_window": 1,
             "limits": {}, "registers": {}}
     tracemalloc.start()

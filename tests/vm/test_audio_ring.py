@@ -70,8 +70,9 @@ def test_beyond_the_reach_of_the_ring_is_a_named_error():
     ring.push(sound(0, 240))
     vm.step(3)
     ring.push(sound(240, 100))
-    with pytest.raises(Trap, match=r"audio ring AUDIO_PCM: frame 0 is beyond its reach, 240 frames \(0.01 s\); the oldest "
-                                   r"it has is 100.  Read sooner, go back less far, keep more seconds, or skip what is "
+    with pytest.raises(Trap, match=r"audio ring AUDIO_PCM: frame 0 is beyond its reach, 240 frames \(0.01 s\); "
+                                   r"the oldest it "
+                                   r"has is 100.  Read sooner, go back less far, keep more seconds, or skip what is "
                                    r"gone \(VM.skip_input\)") as caught:
         vm.run()
     assert isinstance(caught.value.__cause__, BeyondReach)

@@ -122,7 +122,8 @@ def test_abort_of_a_context_that_waits_makes_it_ask_again():
 
 
 @pytest.mark.parametrize("line, message", [
-    ("SIGNAL KIND=PING NODE=3 CTX=1", "NODE=3: this machine is no member of a cluster; SIGNAL reaches contexts of node 0"),
+    ("SIGNAL KIND=PING NODE=3 CTX=1",
+     "NODE=3: this machine is no member of a cluster; SIGNAL reaches contexts of node 0"),
     ("SIGNAL KIND=FORK_REQ CTX=1", "KIND=FORK_REQ: a snapshot has no name outside the context that took it"),
     ("LOADI r1, 1.5\nSIGNAL KIND=PING CTX=r1", "holds a float, expected an integer or a context")])
 def test_signals_that_trap(line, message):
@@ -138,7 +139,8 @@ def test_a_lock_is_taken_as_often_as_it_is_given_back():
     with pytest.raises(Trap, match="lock 5 is not taken; context 1 cannot give it back"):
         run("LOCK NUMBER=5\nUNLOCK NUMBER=5\nUNLOCK NUMBER=5\nHALT")
     with pytest.raises(Trap, match="lock 5 is held by context 2; context 1 cannot give it back"):
-        run("FORK rC, child, RED\nUNLOCK NUMBER=5\nHALT\nchild: LOCK NUMBER=5\nPRIORITY_SET GREEN\nloop: YIELD\nJUMP loop")
+        run("FORK rC, child, RED\nUNLOCK NUMBER=5\nHALT\nchild: LOCK NUMBER=5\nPRIORITY_SET GREEN\nloop: YIELD\n"
+            "JUMP loop")
 
 
 WORKERS = """
@@ -272,8 +274,9 @@ CYCLE = """
 
 
 def test_a_cycle_of_waits_is_named():
-    with pytest.raises(Trap, match="deadlock: context 1 would wait for lock 2, held by context 2, which waits for lock 1, "
-                                   "held by context 1; take locks in one order everywhere, or wait with TIMEOUT"):
+    with pytest.raises(Trap, match="deadlock: context 1 would wait for lock 2, held by context 2, which waits "
+                                   "for lock 1, held by context 1; take locks in one order everywhere, or wait with "
+                                   "TIMEOUT"):
         run(CYCLE.format(timeout=""))
 
 
@@ -281,7 +284,8 @@ def test_waits_with_a_timeout_end():
     longer = CYCLE.replace("LOCK NUMBER=2 {timeout}", "LOCK _, r5 NUMBER=2 TIMEOUT=3600000000000")
     vm = run(longer.format(timeout="TIMEOUT=2000000"))
     assert vm.get("r5") == 1 and vm.locks.locks == {}
-    vm = run("FORK rC, child, RED\nLOCK _, r1 NUMBER=4 TIMEOUT=0\nLOCK _, r2 NUMBER=4 TIMEOUT=1000000\nKILL_CONTEXT rC\n"
+    vm = run("FORK rC, child, RED\nLOCK _, r1 NUMBER=4 TIMEOUT=0\nLOCK _, r2 NUMBER=4 TIMEOUT=1000000\n"
+             "KILL_CONTEXT rC\n"
              "LOCK _, r3 NUMBER=4 TIMEOUT=0\nHALT\nchild: LOCK NUMBER=4\nPRIORITY_SET GREEN\nWFI", record=True)
     assert [vm.get(f"r{i}") for i in (1, 2, 3)] == [0, 0, 1]
     again = VM(vm.image.program, backend="interpreter", replay=vm.recorder.log)
@@ -429,6 +433,7 @@ def test_other_contexts_run_while_one_sleeps():
 
 
 def test_they_are_reported_as_present():
-    vm = run("CAPABILITY_QUERY r1, KIND=OPCODE NUMBER=0x1B\nCAPABILITY_QUERY r2, KIND=OPCODE NUMBER=0x75\nCAPABILITY_QUERY r3, KIND=OPCODE NUMBER=0x76\n"
+    vm = run("CAPABILITY_QUERY r1, KIND=OPCODE NUMBER=0x1B\nCAPABILITY_QUERY r2, KIND=OPCODE NUMBER=0x75\n"
+             "CAPABILITY_QUERY r3, KIND=OPCODE NUMBER=0x76\n"
              "CAPABILITY_QUERY r4, KIND=OPCODE NUMBER=0x99\nCAPABILITY_QUERY r5, KIND=OPCODE NUMBER=0x81\nHALT")
     assert [vm.get(f"r{i}") for i in range(1, 6)] == [1, 1, 1, 1, 0]

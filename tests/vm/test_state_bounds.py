@@ -41,14 +41,15 @@ def test_snapshots_that_hold_too_much_are_let_go_from_the_oldest_on():
 
 def test_a_snapshot_that_went_for_want_of_memory_says_so():
     source = WRITES.format("r1", "r2\nLOADI r1, 0", "r3", "r3", "r3")          # snapshot 2 names snapshot 1
-    with pytest.raises(Trap, match=r"ABORT R1.*snapshot 1 was released: no register held it and snapshots held more than "
-                                   r"200000 bytes that no running context had \(snapshot_memory\).*--snapshot-memory"):
+    with pytest.raises(Trap, match=r"ABORT R1.*snapshot 1 was released: no register held it and snapshots "
+                                   r"held more than 200000 bytes that no running context had \(snapshot_memory\).*"
+                                   r"--snapshot-memory"):
         run(source + "ABORT r2\nABORT r1\nHALT", snapshot_memory=200_000)
 
 
 def test_a_program_that_keeps_too_many_snapshots_traps():
-    with pytest.raises(Trap, match=r"FORK R\d.*snapshots hold \d+ bytes that no running context has, more than the 150000 "
-                                   r"they may \(snapshot_memory\).*--snapshot-memory SIZE"):
+    with pytest.raises(Trap, match=r"FORK R\d.*snapshots hold \d+ bytes that no running context has, more than "
+                                   r"the 150000 they may \(snapshot_memory\).*--snapshot-memory SIZE"):
         run(WRITES.format("r1", "r2", "r3", "r4", "r5") + "HALT", snapshot_memory=150_000)
 
 
@@ -73,7 +74,8 @@ def test_snapshots_of_a_large_state_cost_no_look_at_all_of_it(monkeypatch):
 
 
 def test_a_bound_is_passed_by_what_the_docs_say_at_most():
-    """Every snapshot holds a page and its registers; of all that there is, pages of 1/`LOOKS` may come between counts."""
+    """Every snapshot holds a page and its registers; of all that there is, pages of 1/`LOOKS` may come between
+    counts."""
     pages, limit, page = 320, 600_000, 4096
     vm = machine(f"LOADI rP, {A}\nMEMSET rP, PATTERN=1, LEN={page * pages}\n"
                  + f"FORK r1\nMEMSET rP, PATTERN=3, LEN={page}\n" * 300 + "HALT", snapshot_memory=limit,
@@ -120,8 +122,8 @@ def test_a_refused_snapshot_changes_nothing():
 
 @pytest.mark.parametrize("spawn", ["FORK rC, child", "SPAWN_CONTEXT rC, child"])
 def test_a_program_that_starts_contexts_without_end_traps(spawn):
-    with pytest.raises(Trap, match=r"5 contexts are live, all that this machine may have \(context_limit\).*KILL_CONTEXT"
-                                   r".*--context-limit N"):
+    with pytest.raises(Trap, match=r"5 contexts are live, all that this machine may have "
+                                   r"\(context_limit\).*KILL_CONTEXT.*--context-limit N"):
         run(f"top: {spawn}\nJUMP top\nHALT\nchild: YIELD\nJUMP child", context_limit=5)
 
 
@@ -151,8 +153,9 @@ def test_children_share_the_limit_of_memory():
         HALT
     """
     run(source.replace("child: MEMSET rP, PATTERN=2, LEN=262144", "child: NOP"), memory_limit=600_000)
-    with pytest.raises(Trap, match=r"MEMSET.*with 262144 more bytes in region ACTIVATION the contexts of this machine pass "
-                                   r"their common limit of 600000 bytes \(memory_limit\); end one with KILL_CONTEXT"):
+    with pytest.raises(Trap, match=r"MEMSET.*with 262144 more bytes in region ACTIVATION the contexts of this "
+                                   r"machine pass their common limit of 600000 bytes \(memory_limit\); end one with "
+                                   r"KILL_CONTEXT"):
         run(source, memory_limit=600_000)              # two hold it twice, a third has no room
 
 

@@ -109,7 +109,8 @@ def test_tensors_from_memory(dtype):
 
 
 def test_tensors_that_are_too_large():
-    with pytest.raises(Trap, match=r"out of memory: a F32 tensor \[1000, 1000\] takes 4000000 bytes; the limit is 1000"):
+    refused = r"out of memory: a F32 tensor \[1000, 1000\] takes 4000000 bytes; the limit is 1000"
+    with pytest.raises(Trap, match=refused):
         run("TENSOR r1, SHAPE=[1000, 1000]\nHALT", tensor_limit=10 ** 6)
 
 

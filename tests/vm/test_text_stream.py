@@ -27,7 +27,8 @@ def test_any_cut_of_any_text_gives_the_text(text, cuts):
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.lists(st.one_of(st.binary(max_size=3), st.sampled_from(
-    [b"\xf0", b"\xf0\x9f", b"\x98", b"\xe2\x82", b"\xc3", b"a", "é😀".encode(), b"\xed\xa0", b"\xf4\x90", b"\xc0"]))).map(
+    [b"\xf0", b"\xf0\x9f", b"\x98", b"\xe2\x82", b"\xc3", b"a", "é😀".encode(), b"\xed\xa0", b"\xf4\x90",
+     b"\xc0"]))).map(
         b"".join), cuts=st.lists(st.integers(0, 40)))
 def test_any_cut_of_any_bytes_gives_what_the_whole_gives(data, cuts):
     texts, stream = pieces(data, cuts)

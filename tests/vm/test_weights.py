@@ -1,4 +1,5 @@
-"""Packed weights: what the cache file holds is the layout of the whole matrix, however many pieces it was written in."""
+"""Packed weights: what the cache file holds is the layout of the whole matrix, however many pieces it was written
+in."""
 from __future__ import annotations
 
 import gc

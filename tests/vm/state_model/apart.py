@@ -19,7 +19,8 @@ LONG = 1800                        # seconds
 def run_apart(function: Callable[..., Any], *args: Any) -> Any:
     """What the function of a module gives for these arguments; all of it fits into JSON.  AssertionError with the text
     of what it raised, or of how the process ended."""
-    done = subprocess.run([sys.executable, "-m", __name__, function.__module__, function.__qualname__, json.dumps(args)],
+    done = subprocess.run([sys.executable, "-m", __name__, function.__module__, function.__qualname__,
+                           json.dumps(args)],
                           cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return json.loads(done.stdout.splitlines()[-1])
