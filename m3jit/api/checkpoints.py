@@ -54,12 +54,13 @@ class EveryTokens:
         _check("keep", self.keep, 2, optional=True)
 
     def due(self, since: int, text: str) -> bool:
+        """After n tokens."""
         return since >= self.n
 
 
 @dataclass(frozen=True)
 class EveryToken:
-    """A checkpoint at every token."""
+    """A checkpoint at every token.  UserError: keep below 2."""
     reads_text: ClassVar[bool] = False
     keep: int | None = KEEP
 
@@ -67,13 +68,14 @@ class EveryToken:
         _check("keep", self.keep, 2, optional=True)
 
     def due(self, since: int, text: str) -> bool:
+        """Always."""
         return True
 
 
 @dataclass(frozen=True)
 class EverySentence:
     """A checkpoint behind each sentence: behind a token that ends with . ! ? … or a line feed, quotation marks and
-    brackets after it aside; and after `most` tokens without one."""
+    brackets after it aside; and after `most` tokens without one.  UserError: keep below 2, most below 1."""
     keep: int | None = KEEP
     most: int = 128
 
@@ -82,6 +84,7 @@ class EverySentence:
         _check("most", self.most, 1)
 
     def due(self, since: int, text: str) -> bool:
+        """Behind the end of a sentence, or after `most` tokens."""
         return since >= self.most or text.endswith("\n") or text.rstrip(_CLOSING).endswith((".", "!", "?", "…", "\n"))
 
 

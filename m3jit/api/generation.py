@@ -320,6 +320,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
+        """Tokens of the prompt and of the text so far."""
         return self._generated.usage
 
     @property

@@ -128,6 +128,7 @@ class Session(SavedSession):
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called: the machine is gone."""
         return self._closed
 
     # Going on.

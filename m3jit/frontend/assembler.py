@@ -59,7 +59,7 @@ def assemble(text: str, filename: str = "<text>", search: Iterable[str] = (), al
 
 
 def assemble_file(path: str, search: Iterable[str] = (), allow_undefined: bool = False) -> Program:
-    """The program of a source file (UTF-8)."""
+    """The program of a source file (UTF-8).  As `assemble`, and OSError when the file cannot be read."""
     with open(path, "rb") as f:
         raw = f.read()
     try:

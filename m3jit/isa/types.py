@@ -160,14 +160,17 @@ class Tensor:
 
     @property
     def size(self) -> int:
+        """Elements: the product of `shape`."""
         return math.prod(self.shape)
 
     @property
     def rank(self) -> int:
+        """How many dimensions: 0 to 5."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of `data`; of block types, of the packed blocks."""
         return self.data.nbytes
 
     def numpy(self) -> np.ndarray:
@@ -175,6 +178,7 @@ class Tensor:
         return self.data
 
     def tobytes(self) -> bytes:
+        """The bytes of `data` in row-major order."""
         return self.data.tobytes()
 
     def __repr__(self) -> str:
