@@ -46,6 +46,7 @@ class SessionMachine:
 
     def __init__(self, vm: VM):
         self.vm = vm
+        self._position = vm.register("rPos")
         self.seed: int = vm.main.rng                    # of the random stream, before the first draw
         self._prompts = _Prompts(vm.signal)
         vm.set_source("USER_INPUT", self._prompts)
@@ -110,7 +111,7 @@ class SessionMachine:
     @property
     def rows(self) -> int:
         """Tokens that the states hold."""
-        rows = self.vm.get("rPos")
+        rows = self.vm.main.read(self._position)
         return self._entered if rows is None else rows
 
     @property

@@ -45,8 +45,9 @@ class HostStates:
         """The states of these classes (none given: all) that S registers of the main context name, by the registers'
         numbers (S0, ...)."""
         with self._entered():                          # type: ignore[attr-defined]
-            found = {f"S{n}": self.machine.state_of(self.main, n) for n, h in enumerate(self.main.S) if h is not None}
-        return {name: value for name, value in found.items() if not kinds or isinstance(value, kinds)}
+            main, state_of = self.main, self.machine.state_of
+            return {f"S{n}": value for n, handle in enumerate(main.S[:main.used.S]) if handle is not None
+                    and isinstance(value := state_of(main, n), kinds or object)}
 
     def _state_register(self, name: str | Reg) -> Reg:
         reg: Reg = self.register(name)                 # type: ignore[attr-defined]
