@@ -12,14 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from m3jit.cli.options import UsageError
-from m3jit.errors import brief
+from m3jit.cli.options import UsageError, register_of
+from m3jit.errors import UserError, brief
 
 _TYPE = re.compile(r"([A-Za-z][A-Za-z0-9_]*)\[([0-9,\s]*)\]\Z")
 _TYPED = re.compile(r"([A-Za-z][A-Za-z0-9_]*):\s*(\[.*)\Z", re.S)
 _INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|0[bB][01]+|[0-9]+)\Z")
 EXPECTED = ('an integer, a float, "text", [lists], TYPE[DIMENSIONS] for zeros (f32[4, 8]), TYPE:[lists] (f16:[1, 2]) '
             "or @FILE.npy")
+
+
+def bind(vm: Any, bindings: tuple[str, ...]) -> None:
+    """Set what `--bind` options say.  UsageError names the option: no such register, or a value it cannot hold."""
+    for text in bindings:
+        name, value = parse_binding(text)
+        register = register_of(vm, "--bind", name)
+        try:
+            vm.set(register, value)
+        except UserError as error:
+            raise UsageError(f"--bind {brief(text)}: {error}") from None
 
 
 def parse_binding(text: str) -> tuple[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterator
 
 import click
 
-from m3jit.cli.options import UsageError, bind
+from m3jit.cli.options import UsageError
 from m3jit.cli.terminal import note
 from m3jit.errors import UserError
 
@@ -58,6 +58,7 @@ def explain(prog: str, bindings: tuple[str, ...], at: str | None, execute: bool,
         from m3jit.frontend import Cfg
         shown.append(("control-flow graph", Cfg(program).dump()))
     if set(wanted) - {"cfg"}:
+        from m3jit.cli.bindings import bind
         vm = _machine(program, models, level)
         bind(vm, bindings)
         found = _by_running(vm, prompt) if execute or is_model else [_by_lifting(vm, at)]

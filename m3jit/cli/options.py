@@ -90,15 +90,3 @@ def register_of(vm: Any, option: str, name: str) -> Any:
         return vm.register(name)
     except UserError as error:
         raise UsageError(f"{option} {brief(name)}: {error}") from None
-
-
-def bind(vm: Any, bindings: tuple[str, ...]) -> None:
-    """Set what `--bind` options say.  UsageError names the option: no such register, or a value it cannot hold."""
-    from m3jit.cli.bindings import parse_binding
-    for text in bindings:
-        name, value = parse_binding(text)
-        register = register_of(vm, "--bind", name)
-        try:
-            vm.set(register, value)
-        except UserError as error:
-            raise UsageError(f"--bind {brief(text)}: {error}") from None

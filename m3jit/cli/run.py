@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from m3jit.cli.options import SECONDS, STEPS, Size, UsageError, Whole, bind, register_of
+from m3jit.cli.options import SECONDS, STEPS, Size, UsageError, Whole, register_of
 from m3jit.cli.sampling import refuse_for_programs, sampling_options
 from m3jit.cli.steered import given, steering_options
 from m3jit.cli.terminal import keep_inputs
@@ -198,6 +198,7 @@ def _machine(program: Any, models: Any, limit: int | None, options: dict[str, An
 def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, Any]) -> int:
     """Run a machine under the eyes of the options.  prompts None: it has its input already."""
     from m3jit.cli import machine, output, store
+    from m3jit.cli.bindings import bind
     from m3jit.cli.terminal import Progress
     keep_inputs(options["trace"], *program.files)
     bind(vm, options["bindings"])
