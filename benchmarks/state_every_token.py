@@ -15,7 +15,7 @@ from benchmarks.state_setup import Setup
 from benchmarks.table import Row
 
 NAME = "generation with a checkpoint at every token"
-TOKENS, PAIRS, TARGET = 128, 9, 0.98
+TOKENS, PAIRS, TARGET = 128, 15, 0.98
 NEVER = 1 << 30                         # tokens between checkpoints: none is taken
 BACK, INTERVAL, TRIALS = 40, 16, 24
 
