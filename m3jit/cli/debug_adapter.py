@@ -28,6 +28,8 @@ CAPABILITIES = {"supportsConfigurationDoneRequest": True, "supportsStepBack": Tr
                 "supportsEvaluateForHovers": False, "supportsFunctionBreakpoints": True}
 STOPS = ("pause", "disconnect", "terminate")           # requests that what goes on ends
 GOING = ("next", "stepIn", "stepOut", "stepBack", "continue", "reverseContinue")
+MOVING = ("configurationDone", *GOING)                 # requests that are answered first, and done then
+EVENTS = {"launch": "initialized", "attach": "initialized", "terminate": "terminated", "disconnect": "terminated"}
 SCOPES = (("Registers", "R"), ("Vectors", "V"), ("States", "S"))
 
 
@@ -89,18 +91,20 @@ class Adapter:
         self.done = self.launched = self.configured = False
         self._lines: dict[str, list[int]] = {}         # file -> numbers of its breakpoints
         self._functions: list[int] = []
+        self._sources: list[str] = []                  # files that are not there, by their numbers - 1
+        self._stop_on_entry = True
         self._shown = 0                                # events whose outputs the editor has
         going = self.debugger.engine
         self._handlers: dict[str, Callable[[dict], Any]] = {
-            "initialize": lambda a: CAPABILITIES, "launch": lambda a: None, "attach": lambda a: None,
-            "configurationDone": lambda a: self._moved("entry"), "setBreakpoints": self._set_lines,
+            "initialize": lambda a: CAPABILITIES, "launch": self._launch, "attach": self._launch,
+            "configurationDone": self._begin, "source": self._source, "setBreakpoints": self._set_lines,
             "setFunctionBreakpoints": self._set_functions, "setExceptionBreakpoints": lambda a: {"breakpoints": []},
             "threads": self._threads, "stackTrace": self._stack, "scopes": self._scopes, "variables": self._variables,
             "next": lambda a: self._moved("step", lambda: going.step()),
             "stepIn": lambda a: self._moved("step", lambda: going.step()),
             "stepOut": lambda a: self._moved("step", lambda: going.step()),
             "stepBack": lambda a: self._moved("step", lambda: going.back()),
-            "continue": lambda a: self._moved("breakpoint", self.debugger.go_on) or {"allThreadsContinued": True},
+            "continue": lambda a: self._moved("breakpoint", self.debugger.go_on),
             "reverseContinue": lambda a: self._moved("breakpoint", self.debugger.go_back),
             "pause": lambda a: None, "evaluate": self._evaluate, "disconnect": self._disconnect,
             "terminate": self._disconnect}
@@ -158,19 +162,33 @@ class Adapter:
             if handler is None:
                 raise UserError(f"the request {brief(repr(command))} is not supported")
             self._check_order(command)
-            body = handler(arguments)
+            moves = command in MOVING
+            body = {"allThreadsContinued": True} if command == "continue" else None if moves else handler(arguments)
             if body is not None:
                 answer["body"] = body
         except (Divergence, InternalError):
             raise
         except (M3Error, KeyError, TypeError, ValueError) as e:
-            answer |= {"success": False, "message": str(e) or type(e).__name__}
+            why = str(e) or type(e).__name__
+            answer |= {"success": False, "message": why, "body": {"error": {"id": 1, "format": why}}}
         self._send(answer)
-        if command in ("launch", "attach"):
-            self._send({"type": "event", "event": "initialized"})
+        if command in EVENTS:
+            self._send({"type": "event", "event": EVENTS[command]})
+        if command in MOVING and answer["success"]:    # the editor knows that it goes on, and can pause it
+            self._go(self._handlers[command], arguments)
         later, self._later = self._later, []
         for name, body in later:
             self._send({"type": "event", "event": name, "body": body})
+
+    def _go(self, handler: Callable[[dict], Any], arguments: dict) -> None:
+        """Go on, behind the answer; what goes wrong is said on the editor's console, and it stands where it stood."""
+        try:
+            handler(arguments)
+        except (Divergence, InternalError):
+            raise
+        except M3Error as error:
+            self._later.append(("output", {"category": "stderr", "output": f"{error}\n"}))
+            self._moved("exception")
 
     def _check_order(self, command: str) -> None:
         """Note how far the editor has begun.  UserError: it goes on before that."""
@@ -183,7 +201,8 @@ class Adapter:
 
     def _refuse(self, error: BadMessage) -> None:
         """Answer what is no request: nobody knows its number."""
-        self._send({"type": "response", "request_seq": 0, "command": "", "success": False, "message": str(error)})
+        self._send({"type": "response", "request_seq": 0, "command": "", "success": False, "message": str(error),
+                    "body": {"error": {"id": 1, "format": str(error)}}})
 
     def _send(self, message: dict[str, Any]) -> None:
         self.sequence += 1
@@ -195,17 +214,27 @@ class Adapter:
     def _moved(self, reason: str, action: Callable[[], Any] = lambda: None) -> None:
         engine = self.debugger.engine
         try:
-            action()
+            if action() == "beginning":                # no stop before it
+                reason = "entry"
         except Paused:
             reason = "pause"
         before, self._shown = self._shown, max(self._shown, engine.history.at)
         for item in engine.history.outputs(before):    # once: an editor keeps what it has shown
             text = item.head.decode("utf-8", "replace") if item.form == "TEXT" else f"{item}\n"
-            self._later.append(("output", {"category": "stdout", "output": text}))
+            self._later.append(("output", {"category": "stdout" if item.form else "console", "output": text}))
         if engine.ended is not None:
             reason = "exception" if isinstance(engine.ended, BaseException) else "end"
         body = {"reason": reason, "threadId": self.debugger.context.id, "allThreadsStopped": True}
         self._later.append(("stopped", body | ({"text": str(engine.ended)} if engine.ended is not None else {})))
+
+    def _launch(self, arguments: dict) -> None:
+        self._stop_on_entry = arguments.get("stopOnEntry") is not False
+
+    def _begin(self, arguments: dict) -> None:
+        if self._stop_on_entry:
+            self._moved("entry")
+        else:
+            self._moved("breakpoint", self.debugger.go_on)
 
     def _disconnect(self, arguments: dict) -> None:
         self.done = True
@@ -213,6 +242,8 @@ class Adapter:
     # -- stops ------------------------------------------------------------------------------------------------------
     def _set_lines(self, arguments: dict) -> dict[str, Any]:
         source = argument(arguments, "source", dict, "an object with the 'path' of a file")
+        if source.get("sourceReference"):              # one of `_source_of`, whose name alone is known
+            source = {"path": source.get("name")} | source
         path = argument(source, "path", str, "the path of a file")
         lines = [argument(b, "line", int, "the number of a line") for b in _breaks(arguments)]
         wanted = [f"{os.path.basename(path)}:{line}" for line in lines]
@@ -258,8 +289,24 @@ class Adapter:
         name = f"{views.label_before(image.program, pc) or hex(pc)}: {views.instruction(self.vm, image.index_of[pc])}"
         frame = {"id": context << 12 | depth, "name": name, "line": line[1] if line else 0, "column": 1}
         if line:
-            frame["source"] = {"name": os.path.basename(line[0]), "path": os.path.abspath(line[0])}
+            frame["source"] = self._source_of(line[0])
         return frame
+
+    def _source_of(self, name: str) -> dict[str, Any]:
+        """A source file; where it is none (a model's program never was one), a number to ask for its text by."""
+        where = os.path.abspath(name)
+        if os.path.isfile(where):
+            return {"name": os.path.basename(name), "path": where}
+        if name not in self._sources:
+            self._sources.append(name)
+        return {"name": os.path.basename(name), "sourceReference": self._sources.index(name) + 1,
+                "origin": "what the program knows of it"}
+
+    def _source(self, arguments: dict) -> dict[str, Any]:
+        number = argument(arguments, "sourceReference", int, "one of `stackTrace`")
+        if not 0 < number <= len(self._sources):
+            raise UserError(f"'sourceReference' is {number}, which names no source; `stackTrace` gives those there are")
+        return {"content": views.reconstructed(self.vm, self._sources[number - 1])}
 
     def _scopes(self, arguments: dict) -> dict[str, Any]:
         frame = argument(arguments, "frameId", int, "a frame of `stackTrace`")

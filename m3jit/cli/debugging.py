@@ -60,7 +60,8 @@ def converse(debugger: Any, commands: tuple[str, ...], adapter: bool = False) ->
     """Execute the commands given, or those that are typed until the end.  adapter: an editor's requests instead."""
     if adapter:
         from m3jit.cli.debug_adapter import Adapter
-        Adapter(debugger, sys.stdin.buffer, sys.stdout.buffer).serve()
+        # A reader of its own: a thread may be in it when a signal ends the process, which closes sys.stdin.
+        Adapter(debugger, open(sys.stdin.fileno(), "rb", closefd=False), sys.stdout.buffer).serve()
         return
     from m3jit.cli.debug_commands import Commands
     executor = Commands(debugger)

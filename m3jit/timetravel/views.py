@@ -82,6 +82,20 @@ def _source(name: str) -> list[str] | None:
         return None
 
 
+def reconstructed(vm: Any, name: str) -> str:
+    """What the program knows of a source file that is not there: each instruction in its line, a label in the one
+    before it; the rest is blank."""
+    image, out = vm.image, {}                          # type: ignore[var-annotated]
+    labels = {pc: label for label, pc in labels_of(image.program).items()}
+    for index, pc in enumerate(image.pcs):
+        line = image.line(pc)
+        if line is not None and line[0] == name:
+            out.setdefault(line[1], f"    {instruction(vm, index)}")
+            if pc in labels:
+                out.setdefault(line[1] - 1, f"{labels[pc]}:")
+    return "".join(f"{out.get(n, '')}\n" for n in range(1, max(out, default=0) + 1))
+
+
 # -- values ------------------------------------------------------------------------------------------------------------
 
 def register_names(program: Any) -> dict[str, str]:

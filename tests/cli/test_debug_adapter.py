@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import threading
 from typing import Any
@@ -130,6 +131,7 @@ def test_an_editor_goes_forward_and_back():
     assert variables["rN"] == "1" and variables["rV"].startswith("f32[2, 3]")
     assert answers["evaluate"][0]["body"]["result"] == "rN = 1"
     assert "R2 rN: 0 -> 1" in answers["evaluate"][1]["body"]["result"]
+    assert answers["nonsense"][0]["body"]["error"]["format"] == answers["nonsense"][0]["message"]
     assert not answers["nonsense"][0]["success"] and "not supported" in answers["nonsense"][0]["message"]
     assert not answers["stackTrace"][1]["success"] and not answers["scopes"][1]["success"]
     assert len(answers["threads"]) == 1                # nothing is answered behind the end
@@ -292,6 +294,28 @@ def test_over_standard_input_and_output():
         running.communicate()
     assert [m["event"] for m in found if m["type"] == "event"] == ["initialized", "stopped", "output", "output",
                                                                        "output", "stopped", "terminated"]
+
+
+@pytest.mark.parametrize("how", ["a signal", "no reader"])
+def test_an_editor_that_ends_the_adapter(how):
+    """While the adapter's thread waits for a request that never comes."""
+    running = start("debug", EXAMPLES / "rollback.m3asm", "--dap", stdin=subprocess.PIPE)
+    running.stdin.write(packed({"command": "initialize"}))
+    running.stdin.flush()
+    assert read_message(running.stdout)["success"]
+    if how == "a signal":
+        running.terminate()
+    else:
+        running.stdout.close()
+        running.stdin.write(packed({"command": "threads"}))
+        running.stdin.flush()
+    try:
+        assert running.wait(LONG) in ((143, -signal.SIGTERM) if how == "a signal" else (141,))
+        assert running.stderr.read() == b""            # no abort of the interpreter
+    finally:
+        running.kill()
+        for stream in (running.stdin, running.stdout, running.stderr):
+            stream.close()
 
 
 def test_an_endless_program_ends_with_its_editor(tmp_path):
