@@ -10,6 +10,8 @@ Parameter order of the kernel: input pointers, output pointers, [rows], columns,
 from __future__ import annotations
 
 import math
+import threading
+from collections import OrderedDict
 from typing import Any
 
 from m3jit.ir import scalar_math
@@ -33,15 +35,22 @@ def compute_type(dtype: T.DType) -> str:
     return "b1" if dtype.kind == "bool" else "i64" if dtype is T.I64 else "i32"
 
 
-_built: dict[tuple, Kernel] = {}
+_built: OrderedDict[tuple, Kernel] = OrderedDict()      # the latest used last
+_KEPT = 256
+_lock = threading.Lock()
 
 
 def build(group: Group, name: str) -> Kernel:
-    """The kernel of a group; equal groups share one."""
+    """The kernel of a group; equal groups share one (of those used lately: a kernel is a hundred kilobytes)."""
     key = (name, *structure(group))
-    if key not in _built:
-        _built[key] = _Fused(group, name).build()
-    return _built[key]
+    with _lock:
+        kernel = _built.get(key)
+        if kernel is None:
+            kernel = _built[key] = _Fused(group, name).build()
+            while len(_built) > _KEPT:
+                _built.popitem(last=False)
+        _built.move_to_end(key)
+        return kernel
 
 
 def structure(g: Group) -> tuple:

@@ -1,10 +1,12 @@
 """The disk cache of object code, and the worker pool: corruption, concurrency, read-only directories, forks."""
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -176,3 +178,17 @@ def test_sleeping_workers_wake_up():
         region.run(frame, 3)
         reference = out.tobytes() if reference is None else reference
         assert out.tobytes() == reference
+
+
+def test_a_plan_that_nobody_has_is_let_go_of():
+    """Its code stays: another plan of the same text does not compile again."""
+    code = engine("native")
+    plan = chain_plan(5, 640)
+    region = code.region(plan)
+    assert code.region(plan) is region
+    gone, compiled = weakref.ref(plan), code.statistics.compiled
+    del plan, region
+    gc.collect()
+    assert gone() is None
+    code.region(chain_plan(5, 640))
+    assert code.statistics.compiled == compiled

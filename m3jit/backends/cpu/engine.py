@@ -34,7 +34,7 @@ import functools
 import hashlib
 import threading
 import time
-from collections import OrderedDict
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Sequence
@@ -51,7 +51,6 @@ from m3jit.ir.plan import ABANDONED, Exit, FrameWord, Launch, Plan, PlanBlock, S
 
 _CALLED = ("m3_run", "m3_copy", "m3_copy_grid", *runtime_batch.SYMBOLS)       # by regions
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-_PLANS_KEPT = 1024
 
 
 @dataclass
@@ -205,8 +204,7 @@ class Engine:
         self._machine = self.target.machine()
         self._layout = str(self._machine.target_data)
         self._units: dict[str, _Unit] = {}
-        self._digests: OrderedDict[int, tuple[Kernel, str]] = OrderedDict()
-        self._regions: OrderedDict[int, tuple[Plan, NativeRegion]] = OrderedDict()
+        self._regions: weakref.WeakValueDictionary[int, NativeRegion] = weakref.WeakValueDictionary()     # by id of plan
         self._names = 0
         if self.target.runnable:
             self._jit = llvm.create_lljit_compiler(self.target.machine(jit=True))
@@ -222,22 +220,20 @@ class Engine:
 
     # -- what others call -------------------------------------------------------------------------------------
     def region(self, plan: Plan) -> NativeRegion:
-        """Native code of a plan."""
+        """Native code of a plan; the caller keeps it."""
         with self._lock:
-            kept = self._regions.get(id(plan))
+            kept = self._regions.get(id(plan))         # it has the plan: no other can have its id meanwhile
             if kept is not None:
                 self.statistics.reused += 1
-                return kept[1]
-            native = NativeRegion(self, plan, *self._region_unit(plan, render_region(plan, self.target, self.digest)))
-            self._regions[id(plan)] = (plan, native)
-            while len(self._regions) > _PLANS_KEPT:
-                self._regions.popitem(last=False)
+                return kept
+            native = NativeRegion(self, plan, *self._region_unit(plan, render_region(plan, self.target, Kernel.digest)))
+            self._regions[id(plan)] = native
             return native
 
     def batch(self, plan: Plan) -> NativeBatch:
         """Native code of a plan for several contexts at once; the caller keeps it."""
         with self._lock:
-            text = batch_region.render_batch_region(plan, self.target, self.digest)
+            text = batch_region.render_batch_region(plan, self.target, Kernel.digest)
             return NativeBatch(self, plan, *self._region_unit(plan, text))
 
     def _region_unit(self, plan: Plan, text: str) -> tuple["_Unit", list["_Unit"]]:
@@ -246,7 +242,7 @@ class Engine:
         for block in plan.blocks:
             for s in block.body:
                 if isinstance(s, Launch):
-                    kernels.setdefault(self.digest(s.kernel), s.kernel)
+                    kernels.setdefault(s.kernel.digest(), s.kernel)
         units = {d: self._kernel_unit(d, k) for d, k in kernels.items()}
         key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         imports = {s(d): u.tracker[s(d)] for d, u in units.items()
@@ -293,23 +289,13 @@ class Engine:
     def llvm_ir(self, what: Kernel | Plan) -> str:
         """LLVM IR text as rendered, before any pass."""
         if isinstance(what, Plan):
-            return render_region(what, self.target, self.digest)
-        return render.render_kernel(what, self.target, self.digest(what))
+            return render_region(what, self.target, Kernel.digest)
+        return render.render_kernel(what, self.target, what.digest())
 
     def assembly(self, what: Kernel | Plan) -> str:
         """Assembly text of the code that would run."""
         with self._lock:
             return self._machine.emit_assembly(self._optimised(self.llvm_ir(what)))
-
-    def digest(self, kernel: Kernel) -> str:
-        """kernel.digest(), computed once per kernel object."""
-        with self._lock:
-            kept = self._digests.get(id(kernel))
-            if kept is None:
-                kept = self._digests[id(kernel)] = (kernel, kernel.digest())
-                while len(self._digests) > 8 * _PLANS_KEPT:
-                    self._digests.popitem(last=False)
-            return kept[1]
 
     # -- compiling --------------------------------------------------------------------------------------------
     def _kernel_unit(self, digest: str, kernel: Kernel) -> _Unit:

@@ -82,7 +82,6 @@ class PythonEngine:
             raise ValueError(f"the Python backend runs plain or numba, not {mode!r}")
         self.mode = mode
         self.compiled: dict[str, Callable] = {}      # by digest
-        self._functions: dict[int, tuple[Kernel, Callable]] = {}
         self.launches: dict[str, int] = {}           # kernel name -> times run
 
     def source(self, kernel: Kernel) -> str:
@@ -90,13 +89,10 @@ class PythonEngine:
 
     def function(self, kernel: Kernel) -> Callable:
         """The Python function of a kernel: f(thread, threads, *parameters), pointers as addresses."""
-        kept = self._functions.get(id(kernel))
-        if kept is None:
-            digest = kernel.digest()
-            if digest not in self.compiled:
-                self.compiled[digest] = self._compile(kernel)
-            kept = self._functions[id(kernel)] = (kernel, self.compiled[digest])
-        return kept[1]
+        digest = kernel.digest()
+        if digest not in self.compiled:
+            self.compiled[digest] = self._compile(kernel)
+        return self.compiled[digest]
 
     def _compile(self, kernel: Kernel) -> Callable:
         if self.mode == "numba":
