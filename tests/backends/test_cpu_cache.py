@@ -186,7 +186,7 @@ def test_a_plan_that_nobody_has_is_let_go_of():
     plan = chain_plan(5, 640)
     region = code.region(plan)
     assert code.region(plan) is region
-    gone, compiled = weakref.ref(plan), code.statistics.compiled
+    gone, compiled = weakref.ref(region), code.statistics.compiled
     del plan, region
     gc.collect()
     assert gone() is None
