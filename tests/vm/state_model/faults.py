@@ -139,10 +139,14 @@ class Interrupt:
 @functools.cache
 def _deaf(code: CodeType) -> frozenset[int]:
     """Offsets of bytecodes before which CPython hears no signal, and where a lock would stay taken for ever: between
-    entering a `with` block and its first line, and between its last line and the call that leaves it."""
+    entering a `with` block and its first line, and between its last line and the call that leaves it.  And where the
+    thread would go on handling, and keeping, an exception that is done with: between the end of an `except` block and the
+    bytecode that forgets it."""
     found: set[int] = set()
     steps = list(dis.get_instructions(code))
     for i, step in enumerate(steps):
+        if step.opname == "POP_EXCEPT" or step.positions is not None and step.positions.lineno is None:
+            found.add(step.offset)                     # without a line: the compiler's own, around such blocks
         if step.opname == "BEFORE_WITH":
             found.add(steps[i + 1].offset)
         if step.opname == "WITH_EXCEPT_START":

@@ -39,11 +39,13 @@ def play_chunk(first: int, count: int = CHUNK, fault_share: float = 0.1, backend
     try:
         with remembered(), Audit() as audit:
             for seed in range(first, first + count):
+                before = seen["lost references"]
                 with noting(differences):
                     play(seed, backend or backend_of(seed), fault_share, audit, seen)
-            if not seen["lost references"]:
-                with noting(differences):
-                    audit.check_gone()
+                if seen["lost references"] > before:
+                    audit.forget()
+            with noting(differences):
+                audit.check_gone()
     finally:
         sys.unraisablehook = hook
     return seen
