@@ -141,14 +141,15 @@ class Context:
     # -- roots ------------------------------------------------------------------------------------------------------
     def capture(self) -> Root:
         """The root as it is now; later writes of this context do not reach it."""
-        r, used = Root(), self.used
+        r, used, memory = Root(), self.used, self.memory
         r.R, r.V, r.S = self.R[:used.R], self.V[:used.V] if used.V else _NOTHING, self.S[:used.S]
         for n in used.naming:
             if r.R[n].__class__ is SnapshotHandle:
                 r.R[n] = r.R[n].weakened()
         r.frames = self.frames.weakened(used.naming) if self.frames is not None else None
         r.flags, r.rng, r.cursors, r.texts, r.model = self.flags, self.rng, self.cursors, self.texts, self.model
-        r.states, r.memory = self.states.share(), self.memory.kept()
+        r.states = self.states.share()
+        r.memory = memory.share() if memory.pages or memory.arenas else memory.machine.nothing
         return r
 
     def restore(self, root: Root, registers: bool = True, more: Iterable[Store] = ()) -> None:
@@ -163,8 +164,9 @@ class Context:
             (setattr, self, "rng", root.rng), (setattr, self, "cursors", root.cursors),
             (setattr, self, "texts", root.texts), (setattr, self, "model", root.model)]
         if registers:
-            naming = self.used.naming
-            R, V, S = (kept + [None] * (size - len(kept)) for kept, size in zip((root.R, root.V, root.S), BANK_SIZES))
+            naming, (r, v, s, _) = self.used.naming, BANK_SIZES
+            R, V, S = root.R, root.V, root.S
+            R, V, S = R + [None] * (r - len(R)), V + [None] * (v - len(V)), S + [None] * (s - len(S))
             revive(R, naming)                                # while the registers that are replaced still hold them
             stores += ((setattr, self, "R", R), (setattr, self, "V", V), (setattr, self, "S", S),
                        (setattr, self, "frames", root.frames.revived(naming) if root.frames else None),
@@ -173,7 +175,7 @@ class Context:
 
     def replaced(self, registers: bool = True) -> list[Any]:
         """What a `restore` replaces and may be freed later (m3jit.vm.reclaim)."""
-        return leavings(self, without_handles(self.R, self.used.naming)) if registers else leavings(self)
+        return leavings(self, without_handles(self.R, self.used)) if registers else leavings(self)
 
     # -- registers --------------------------------------------------------------------------------------------------
     def bank(self, number: int) -> list[Any]:

@@ -165,7 +165,7 @@ class MachineMemory:
     _made: int = 0                                     # `made` then
 
     def __post_init__(self) -> None:
-        self.nothing = ContextMemory(self)             # what roots without addressed memory hold; never written
+        self.nothing = ContextMemory(self)             # of all roots that hold no addressed memory; never written
 
     def has_room(self, more: int, touched: int) -> bool:
         """Whether all contexts together may have `more` new pages in a write to `touched` ones.  Pages they share count
@@ -188,10 +188,6 @@ class ContextMemory:
         self.machine = machine
         self.pages: dict[int, Pages] = {}
         self.arenas: dict[int, int] = {}
-
-    def kept(self) -> "ContextMemory":
-        """The memory as it is now, for reading and to be shared again; all that are empty are one."""
-        return self.share() if self.pages or self.arenas else self.machine.nothing
 
     def share(self) -> "ContextMemory":
         other = _new(ContextMemory)

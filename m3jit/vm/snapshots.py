@@ -18,6 +18,7 @@ from m3jit.vm import reclaim
 from m3jit.vm.commit import Store, attribute, commit, commit_columns, item
 from m3jit.vm.held import DEFAULT_BOUND, Bound, count_of
 from m3jit.vm.reclaim import DEFAULT_BACKLOG, OURS, Reclaimer, leavings
+from m3jit.vm.register_use import RegisterUse
 
 DEFAULT_WINDOW = 64
 FRESH = 1000                       # names of snapshots, live or not, that are kept before the dead ones are sorted out
@@ -37,7 +38,10 @@ class Snapshot:
         return out
 
     def __del__(self) -> None:
-        root = getattr(self, "root", None)             # none where making it was interrupted
+        try:
+            root = self.root
+        except AttributeError:                         # making it was interrupted
+            return
         if root is None:
             return
         things = [root.R]                              # registers name snapshots weakly
@@ -49,8 +53,8 @@ class Snapshot:
 def new_snapshot(id: int, parent: int, root: Any, resume: int, context: int, store: "SnapshotStore") -> Snapshot:
     """A snapshot (an `__init__`, which CPython calls from C, would take twice the time)."""
     out, name = _new(Snapshot), _new(SnapshotHandle)
-    out.id, out.parent, out.root, out.resume, out.context, out.store, out.name = \
-        id, parent, root, resume, context, store, name
+    out.id, out.parent, out.resume, out.context, out.store, out.name, out.root = \
+        id, parent, resume, context, store, name, root                     # the root last: `__del__` looks whether it is
     name.id, name.strong, name.weak = id, None, weakref.ref(out)
     return out
 
@@ -204,14 +208,14 @@ class SnapshotStore:
         return found
 
 
-def without_handles(registers: list[Any], naming: Iterable[int]) -> list[Any]:
+def without_handles(registers: list[Any], used: RegisterUse) -> list[Any]:
     """Registers that may be kept longer than the program does, without a snapshot living longer."""
-    handles = [n for n in naming if registers[n].__class__ is SnapshotHandle]
-    if not handles:
-        return registers
-    out = registers.copy()
-    for n in handles:
-        out[n] = None
+    out = registers
+    for n in used.naming:
+        if registers[n].__class__ is SnapshotHandle:
+            if out is registers:
+                out = registers[:used.R]
+            out[n] = None
     return out
 
 

@@ -100,3 +100,9 @@ def test_what_an_extension_gives_keeps_no_snapshot_inside_another():
     assert live(vm) == [1, 2]
     vm.step(1)
     assert live(vm) == [2] and repr(vm.snapshots.live()[0].root.R[40]) == "<snapshot 1 (released)>"
+
+
+def test_a_snapshot_that_no_register_gets_is_in_the_window():
+    vm = machine("FORK _\nSNAPSHOT R255\nFORK R1\nHALT")
+    vm.run()
+    assert live(vm) == [1, 2, 3] and vm.get("R0") is None and vm.retired == 4

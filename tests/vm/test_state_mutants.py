@@ -1,6 +1,7 @@
 """The model-based test of versioned state notices plausible defects: with each of them some random program differs."""
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Callable
 
@@ -140,6 +141,6 @@ def test_a_defect_is_noticed(name, monkeypatch):
 @pytest.mark.parametrize("operation, mutate", [("fork", one_by_one), ("memset", pages_as_it_goes)])
 def test_a_defect_that_an_interrupt_shows_is_noticed(operation, mutate, monkeypatch):
     mutate(monkeypatch)
-    monkeypatch.setattr(faults, "WATCHED", faults.WATCHED | {__file__})
+    interrupt = functools.partial(faults.Interrupt, watched=faults.WATCHED | {__file__})
     with pytest.raises(AssertionError, match="interrupt at bytecode"):
-        at_every_point("interpreter", operation, faults.Interrupt, 1, 3)
+        at_every_point("interpreter", operation, interrupt, 1, 3)

@@ -134,6 +134,14 @@ class Oracle:
         held |= set(self.taken[-self.window:] if self.window else []) | set(self.host)
         self.snapshots = {k: r for k, r in self.snapshots.items() if k in held}
 
+    def untold(self, before: "Oracle") -> "Oracle":
+        """This state behind a `host_fork` when the host was not told which snapshot was taken, and holds what it held."""
+        out = self.clone()
+        out.host = list(before.host)
+        out.snapshots = {**{k: r.clone() for k, r in before.snapshots.items()}, **out.snapshots}
+        out.collect()
+        return out
+
     def new(self, what: str) -> Name:
         self.names += 1
         return Name(what, self.names)

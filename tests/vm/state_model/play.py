@@ -131,11 +131,8 @@ def _faulty(driven: Driven, before: Oracle, after: Oracle, who: int, op: tuple, 
         written = before.clone()
         written.written = after.written
         return [before, after, written]
-    if op[0] == "host_fork":                           # taken, but the host was not told which it is
-        lost = after.clone()
-        lost.host = list(before.host)
-        lost.collect()
-        return [before, after, lost]
+    if op[0] == "host_fork":
+        return [before, after, after.untold(before)]
     if at is not None and driven.vm.regions is None:   # the instruction itself, or YIELD behind it
         return [before] if trapped or at == driven.starts[block_of(op)] else [after]
     return [before, after]
