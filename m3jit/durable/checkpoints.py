@@ -16,7 +16,7 @@ from m3jit.durable.errors import StoreError
 from m3jit.durable.states import BY_CLASS, BY_KIND, expect, pack_tensor, unpack_tensor
 from m3jit.durable.store import Restored, Store
 from m3jit.durable.version import LAYOUT
-from m3jit.errors import OperandError, brief
+from m3jit.errors import OperandError
 from m3jit.isa.types import Tensor
 from m3jit.vm.snapshots import Snapshot
 

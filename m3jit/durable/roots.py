@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Iterator, Sequence
+from typing import Any, Sequence
 
 from m3jit.durable.blocks import CHUNK
 from m3jit.durable.states import BY_CLASS, BY_KIND, expect, make_page, pack_tensor, unpack_tensor, whole
