@@ -149,7 +149,7 @@ class _Stops:
 @contextlib.contextmanager
 def kept(vm: Any, folder: str | None, fresh: bool = False) -> Iterator[None]:
     """A run with --store: it begins at the store's last version.  One that is stopped leaves a version of where it was;
-    one that is broken off in the middle of an instruction leaves none; one that comes to its end leaves none to go on
+    one that is broken off by a second signal leaves none; one that comes to its end leaves none to go on
     from.  fresh: one that is recorded; UserError: it would not begin at its beginning, where a log begins."""
     if folder is None:
         yield

@@ -42,12 +42,7 @@ def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, s
     """Commit a context as it is now, or a snapshot `of` one; whole: the machine, `ctx` is its main context, and `of`
     what one of its contexts is taking.  The caller holds the machine.
 
-    StoreError: a value without a form on a disk; a run that was broken off in the middle of an instruction; the store's
-    errors."""
-    if of is None and isinstance(vm.error, BaseException) and not isinstance(vm.error, Exception):
-        raise StoreError(f"{store.path}: {brief(repr(name))}: the run was broken off ({vm.error.__class__.__name__}), "
-                         f"maybe in the middle of an instruction; commit a snapshot made before, or end runs with "
-                         f"VM.stop")
+    StoreError: a value without a form on a disk; the store's errors."""
     taken = of if of is not None and (not whole or of.context == ctx.id) else None         # is it the main root?
     root, index = (ctx.capture(), ctx.index) if taken is None else (taken.root, taken.resume)
     newest = ctx.newest_snapshot if taken is None else taken.id
@@ -88,7 +83,11 @@ def restore(store: "Store", vm: Any, version: "Version") -> "Restored":
                   attribute(ctx, "newest_snapshot", loaded.newest), attribute(ctx, "trap", None),
                   attribute(ctx, "waiting_for", None), attribute(vm, "_first_trap", None)]
         if loaded.machine is None:
-            loaded.keep()
+            try:
+                loaded.keep()
+            except OperandError as e:                  # snapshots hold too much
+                raise StoreError(f"{store.path}: {brief(repr(version.name))} version {version.number}: "
+                                 f"{e.message}") from None
             scheduler = vm.scheduler
             if loaded.ended:
                 stores.append(scheduler.removing(ctx))

@@ -86,11 +86,9 @@ class Member:
         """Go on behind the region, which was left by exit `info` (None: it gave up, nothing was done)."""
         vm, ctx, entry = self.vm, self.at, self.at.parked.region.region.function.entry_pc
         self.at, ctx.parked, ctx.status, self.waited, self.dropped = None, None, READY, 0, False
-        ctx.retired += retired
         if retired:
             ctx.heard = frozenset()
         if info is not None and not (info.pc == entry and retired == 0):
-            ctx.index = vm.interpreter.index(info.pc)
             vm._after(ctx, retired)
         elif not vm.stop_word.raised:                   # the first instruction itself is the interpreter's
             before = ctx.retired

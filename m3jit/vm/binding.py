@@ -9,7 +9,7 @@ at the stop word first.
 """
 from __future__ import annotations
 
-from operator import attrgetter
+from operator import attrgetter, setitem
 from typing import Any, Callable
 
 from m3jit.errors import OperandError
@@ -20,6 +20,7 @@ from m3jit.vm.commit import Store, attribute, commit, item
 from m3jit.vm.values import Handle, classes_of, expected, said
 
 BANK = "RVS"
+HANDLER = "<m3jit handler>"         # file name of handlers
 SCALARS = frozenset({int, float})
 Handler = Callable[[Any], int]
 
@@ -184,7 +185,7 @@ def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only
     if only is not None and only.code != "s":      # one store needs no commit
         lines.append(f"    ctx.{only.value} = r" if only.code == "h" else f"    {only.bank}[n{at[id(only)]}] = r")
     elif stores:
-        lines.append(f"    commit(({', '.join(stores)},))")
+        lines += [f"    made = ({', '.join(stores)},)", "    commit(made)"]
     if not scalar_only:
         lines.append("    if stop.raised: return poll")
     lines.append("    return nxt")
@@ -193,8 +194,23 @@ def _compile(ops: list[Operand], results: list[Operand], fast: bool, scalar_only
         [f"{p}{i}" for i in range(len(ops)) for p in "nkco"]
     source = "\n    ".join([f"def factory({', '.join(params)}):", *lines, "return handler\n"])
     scope: dict[str, Any] = {"vector": values.vector, "commit": commit, "item": item, "attribute": attribute}
-    exec(compile(source, "<m3jit handler>", "exec"), scope)      # source is built from fixed strings above only
+    exec(compile(source, HANDLER, "exec"), scope)      # source is built from fixed strings above only
     return scope["factory"]
+
+
+def stored(error: BaseException) -> int | None:
+    """Where a value-route instruction goes on that was left by `error` behind its stores (all of them, see
+    m3jit.vm.commit); None: in front of them, or somewhere else."""
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == HANDLER:
+            found = at.tb_frame.f_locals
+            made, nxt = found.get("made", ()), found["nxt"]
+            if made and all((target[key] if call is setitem else getattr(target, key)) is value
+                            for call, target, key, value in made):
+                return nxt if nxt >= 0 else -2 - nxt
+        at = at.tb_next
+    return None
 
 
 def results_fault(result: Any, wanted: int) -> None:

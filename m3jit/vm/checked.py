@@ -32,7 +32,7 @@ class Checker:
             return new
         compiled, after, budget = outcome(ctx), ctx.capture(), ctx.budget
         ctx.restore(before)
-        ctx.retired = retired
+        ctx.retired, ctx.index = retired, index
         interpreter = self.vm.interpreter
         left = count
         while left and ctx.trap is None:

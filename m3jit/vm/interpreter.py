@@ -13,14 +13,14 @@ region that left elsewhere, an instruction at a region's entry that was interpre
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Iterable, Protocol
+from typing import Any, Callable, Iterable, NamedTuple, Protocol
 
 from m3jit.errors import (Deadlock, Divergence, InternalError, Interrupted, LimitError, M3Error, OperandError,
                           SinkClosed, Trap, UnsupportedError, UserError)
 from m3jit.ir.eager_scalar import PREDICATES
 from m3jit.isa.fields import Reg
 from m3jit.vm import binding
-from m3jit.vm.commit import commit
+from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import WAITING, Context
 from m3jit.vm.image import Image, show
 from m3jit.vm.stopping import StopWord
@@ -40,6 +40,26 @@ class Regions(Protocol):
     def enter(self, ctx: Context, pc: int) -> int | None:
         """Run compiled code from pc: write registers and state back, add to ctx.retired, give the pc to go on at.
         None: nothing was done.  ctx.budget holds the instructions left."""
+
+
+class BrokenOff(NamedTuple):
+    """Where a context stands that Ctrl-C (KeyboardInterrupt) stopped.  pc, line: of the instruction that it came in (the
+    first one of compiled code); done: whether that has taken effect, all of it; goes_on, next_line: of the instruction
+    that is next; retired: instructions that it has completed."""
+    context: int
+    pc: int
+    line: tuple[str, int] | None
+    done: bool
+    goes_on: int
+    next_line: tuple[str, int] | None
+    retired: int
+
+    def __str__(self) -> str:
+        def at(pc: int, line: tuple[str, int] | None) -> str:
+            return f"pc 0x{pc:04x}" + (f" ({line[0]}:{line[1]})" if line else "")
+        return (f"context {self.context} was stopped in the instruction at {at(self.pc, self.line)}, which has "
+                f"{'taken effect' if self.done else 'not taken effect'}; it goes on at {at(self.goes_on, self.next_line)}, "
+                f"{self.retired} instructions are done")
 
 
 class Interpreter:
@@ -138,35 +158,32 @@ class Interpreter:
             to = nxt if pc is None else index_of.get(pc)
             if to is None:
                 raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
-            if stores:
-                commit(stores)
-                stores.clear()            # it holds what it has stored
-            ctx.retired += 1
+            stores += (attribute(ctx, "retired", ctx.retired + 1), attribute(ctx, "index", to))
+            commit(stores)
+            stores.clear()                # it holds what it has stored
             return to
         return run
 
     def _machine(self, i: int, ins: Any, nxt: int) -> Handler:
         ops = binding.operands(ins, False, self.machine, self.image.pcs[i])
-        m, body, put, arguments = self.machine, ins.op.body, binding.put, binding.arguments(ops)
+        m, body, arguments = self.machine, ins.op.body, binding.arguments(ops)
         dests = [ins.args.get(o.name) for o in ops if o.writes and o.code != "h"]
 
         def run(ctx: Context) -> int:
             ctx.index, m.ctx, m.instruction = i, ctx, ins
             m.stores = stores = []
+            before = ctx.retired
             result = body(m, *arguments(ctx))
             if result is not None and dests:
-                if len(dests) == 1 and not stores:
-                    put(ctx, dests[0], result)
-                else:
-                    results = (result,) if len(dests) == 1 else result
-                    if len(results) != len(dests):
-                        binding.results_fault(results, len(dests))
-                    for reg, value in zip(dests, results):
-                        stores += binding.stores(ctx, reg, value)
-            if stores:
+                results = (result,) if len(dests) == 1 else result
+                if len(results) != len(dests):
+                    binding.results_fault(results, len(dests))
+                for reg, value in zip(dests, results):
+                    stores += binding.stores(ctx, reg, value)
+            if ctx.retired == before:     # else it has stored everything itself
+                stores += (attribute(ctx, "retired", before + 1), attribute(ctx, "index", nxt))
                 commit(stores)
                 stores.clear()            # it holds what it has stored
-            ctx.retired += 1
             return nxt
         return run
 
@@ -202,15 +219,12 @@ class Interpreter:
             nxt = plain(ctx)
             if not is_fast:
                 return nxt
-            return self._counted(ctx, nxt)
+            ctx.retired += 1                 # as `_counted`; no call may come in between (`_failed`)
+            j = nxt if nxt >= 0 else -2 - nxt
+            ctx.index = j
+            return j if j in heads else -2 - j
         self.handlers[i] = _slow
         self.slow[i] = enter
-
-    def _counted(self, ctx: Context, nxt: int) -> int:
-        """What a slow handler returns for a fast one that returned `nxt`; counts the instruction."""
-        ctx.retired += 1
-        j = nxt if nxt >= 0 else -2 - nxt
-        return j if j in self.heads else -2 - j
 
     def stop_in_front(self, indices: Iterable[int], arrived: Callable[[Context], bool]) -> None:
         """From now on ask `arrived` in front of these instructions: true, and it is not executed, the stop word being
@@ -223,12 +237,19 @@ class Interpreter:
 
     def _stopping(self, i: int, arrived: Callable[[Context], bool]) -> Handler:
         fast, slow = self._bind(i)
+        heads = self.heads
 
         def stop(ctx: Context) -> int:
             ctx.index = i
             if arrived(ctx):
                 return -2 - i
-            return slow(ctx) if fast is None else self._counted(ctx, fast(ctx))
+            if fast is None:
+                return slow(ctx)
+            nxt = fast(ctx)
+            ctx.retired += 1                 # no call may come in between (`_failed`)
+            j = nxt if nxt >= 0 else -2 - nxt
+            ctx.index = j
+            return j if j in heads else -2 - j
         return stop
 
     def unmark_entry(self, pc: int) -> None:
@@ -279,7 +300,7 @@ class Interpreter:
         except BaseException as e:
             if not in_slow:
                 ctx.retired = start + n
-            self._failed(ctx, index, e)
+            self._failed(ctx, index, e, start + n)
             return True
         ctx.index, ctx.retired = index, start + n
         return polls
@@ -310,8 +331,7 @@ class Interpreter:
                 if slow:
                     nxt = self.slow[i](ctx)
         except BaseException as e:
-            ctx.retired = before
-            self._failed(ctx, i, e)
+            self._failed(ctx, i, e, before)
             return None
         if slow and nxt == -2 - i and ctx.retired == before:
             return False                               # somebody stops in front of it
@@ -336,9 +356,9 @@ class Interpreter:
                 else:
                     ctx.retired += 1
                     polls = (nxt if nxt >= 0 else -2 - nxt) in self.heads if nxt <= i else False
+                ctx.index = nxt if nxt >= 0 else -2 - nxt
             except BaseException as e:
-                ctx.retired = before
-                self._failed(ctx, i, e)
+                self._failed(ctx, i, e, before)
                 return True
             ended = clock()
             if counts is not None and i < len(counts):
@@ -346,7 +366,6 @@ class Interpreter:
                 times[i] += ended - began
             if self.watch is not None and self.handlers[i] is _slow:
                 self.watch(ctx, i, began, ended)
-            ctx.index = nxt if nxt >= 0 else -2 - nxt
             if ctx.leave or self.stop.raised or polls and ctx.retired - start >= budget:
                 return polls
 
@@ -359,9 +378,19 @@ class Interpreter:
             self.counts = self.times = None
 
     # -- failures ---------------------------------------------------------------------------------------------------
-    def _failed(self, ctx: Context, index: int, error: BaseException) -> None:
-        """Turn an exception of instruction `index` into what the machine reports."""
-        ctx.index = index
+    def _failed(self, ctx: Context, index: int, error: BaseException, counted: int) -> None:
+        """Turn an exception in instruction `index` into what the machine reports.  counted: instructions before it.
+
+        Slow instructions and regions are counted by what stores their results.  A fast one is counted by the loop behind
+        its call, and CPython hears no signal in between; only the call that stores several of its results may be left by
+        one."""
+        done = ctx.retired != counted
+        if not done and not isinstance(error, Exception):
+            behind = binding.stored(error)
+            if behind is not None:
+                ctx.index, ctx.retired, done = behind, counted + 1, True
+        if not done:
+            ctx.index = index
         self.machine.stores = []                       # what was not done holds nothing
         if isinstance(error, Blocked):
             ctx.waiting_for, ctx.status, ctx.leave = error.wait, WAITING, True
@@ -370,6 +399,8 @@ class Interpreter:
             ctx.trap = error
             return
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            self.machine.vm.broken_off = found = self.broken_off(ctx, index, done)
+            error.add_note(str(found))
             raise error
         if isinstance(error, OperandError):
             ctx.trap = self.trap(ctx, index, error.message, error.register)
@@ -385,6 +416,13 @@ class Interpreter:
             raise error
         where = self.trap(ctx, index, f"{type(error).__name__}: {error}")
         raise InternalError(str(where)) from error
+
+    def broken_off(self, ctx: Context, index: int, done: bool) -> BrokenOff:
+        """A context that was stopped in instruction `index`."""
+        def at(i: int) -> tuple[int, Any]:
+            pc = self.image.pcs[i] if i < len(self.image.pcs) else len(self.image.text)
+            return pc, self.image.line(pc) if i < len(self.image.pcs) else None
+        return BrokenOff(ctx.id, *at(index), done, *at(ctx.index), ctx.retired)
 
     def trap(self, ctx: Context, index: int, message: str, register: str | None = None,
              code: int | None = None) -> Trap:

@@ -184,7 +184,6 @@ class Jit:
         if _nowhere(region, info, retired) and self.machine.stop.raised:     # SOON is behind one round, not before it
             info, retired = region.run(regs, syms, self.urgent_address, 1)
         self.left(region, info, retired)
-        ctx.retired += retired
         if info is None or _nowhere(region, info, retired):
             if self.machine.stop.raised:         # now: behind a wait that ends the slice it would be too late
                 return self.image.pcs[ctx.index] if self.machine.vm.looks_again(ctx) else region.region.function.entry_pc
@@ -339,18 +338,19 @@ class ContextRegisters:
         """The values of guards.keys (m3jit.vm.native.Guards)."""
         return guards.pick(self.ctx.R) if guards.pick is not None else [self.get(key) for key in guards.keys]
 
-    def write(self, way: Any, values: list[Any], states: list[tuple[Any, Any]]) -> None:
-        """The registers of an exit (m3jit.vm.region_exits.Way) and the states of S registers, all at once."""
+    def write(self, way: Any, values: list[Any], states: list[tuple[Any, Any]], retired: int) -> None:
+        """The registers of an exit (m3jit.vm.region_exits.Way), the states of S registers, the instructions done and where
+        they end, all at once."""
         ctx = self.ctx
-        more = [item(ctx.V, key[1], values[i]) if key.__class__ is tuple else attribute(ctx, key, values[i])
+        more = [attribute(ctx, "retired", ctx.retired + retired),
+                attribute(ctx, "index", self.machine.vm.interpreter.index(way.info.pc))]
+        more += [item(ctx.V, key[1], values[i]) if key.__class__ is tuple else attribute(ctx, key, values[i])
                 for key, i in way.others]
         for key, state in states:
             more += self.machine.storing_state_of(ctx, key[1], state)
-        columns = way.calls, [ctx.R] * len(way.general), way.general, way.placed(values)
-        if more:
-            calls, targets, names, found = zip(*more)
-            columns = (*way.calls, *calls), (*columns[1], *targets), (*way.general, *names), (*columns[3], *found)
-        commit_columns(*columns)
+        calls, targets, names, found = zip(*more)
+        commit_columns((*way.calls, *calls), (*[ctx.R] * len(way.general), *targets), (*way.general, *names),
+                       (*way.placed(values), *found))
 
 
 def new_points(image: Any) -> dict[int, Point]:

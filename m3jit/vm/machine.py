@@ -69,7 +69,8 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
     def halt(self) -> None:
         """End the running context."""
         self.finish_texts(self.ctx)
-        self.ctx.status, self.ctx.leave = DONE, True
+        self.stores.append(attribute(self.ctx, "status", DONE))
+        self.ctx.leave = True
 
     def call(self, target: int, args: tuple[Reg, ...]) -> int:
         ctx = self.ctx
@@ -227,7 +228,7 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         """Capture the context with a snapshot handle in rd (so that the snapshot's rd names itself); rd holds it then.
         All of it or nothing, at once: the last thing an instruction does.  persist: it is on the disk by then."""
         ctx = self.ctx
-        self.vm.snapshots.take(ctx, ctx.index + 1, None if rd is None else rd.index, self.persist if persist else None)
+        self.vm.snapshots.take(ctx, ctx.index + 1, None if rd is None else rd.index, self.persist if persist else None, 1)
 
     def abort(self, handle: SnapshotHandle | None, resume: bool) -> int | None:
         """Put a snapshot's root back; None handle: nothing.  The pc to go on at when `resume`.  Everything is checked

@@ -34,7 +34,7 @@ class Registers(Protocol):
     """A context as compiled code sees it.  Keys: see m3jit.ir.lift."""
     def get(self, key: Any) -> Any: ...
     def pick(self, wanted: "Guards | Picked") -> Sequence[Any]: ...         # the values of wanted.keys
-    def write(self, way: Way, values: list[Any], states: list[tuple[Any, Any]]) -> None: ...
+    def write(self, way: Way, values: list[Any], states: list[tuple[Any, Any]], retired: int) -> None: ...
 
 
 def type_of_value(key: Any, value: Any) -> Type | None:
@@ -294,8 +294,9 @@ class CompiledRegion:
         if number == ABANDONED:
             return None, 0
         way = self.way(number)
-        self.write_back(regs, way, way.numbers(frame[None])[0], fresh, held, syms)
-        return way.info, int(frame[RETIRED])
+        retired = int(frame[RETIRED])
+        self.write_back(regs, way, way.numbers(frame[None])[0], fresh, held, syms, retired)
+        return way.info, retired
 
     def way(self, number: int) -> Way:
         """An exit, ready to be left by."""
@@ -306,13 +307,14 @@ class CompiledRegion:
         return way
 
     def write_back(self, regs: Registers, way: Way, numbers: Numbers, fresh: Mapping[int, np.ndarray], held: "Held",
-                   syms: dict[Sym, int]) -> None:
-        """Give the registers what they hold behind an exit: everything is made before anything is written."""
+                   syms: dict[Sym, int], retired: int) -> None:
+        """Give the registers what they hold behind an exit: everything is made before anything is written.  retired:
+        instructions to count with it."""
         values = way.values(regs, numbers, fresh, syms)
         states: dict[Any, Any] = way.streams(numbers, held.commits)
         if held.cells is not None:
             states |= held.cells.leave(way.info.stores)
-        regs.write(way, values, [(k, states[k]) for k in self.region.function.states if k in states])
+        regs.write(way, values, [(k, states[k]) for k in self.region.function.states if k in states], retired)
 
     def _results(self, syms: dict[Sym, int], given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """Arrays for the tensors the region leaves behind, by frame word.  MemoryError: there is no room for them."""

@@ -131,7 +131,7 @@ class BatchedRegion:
             way, rows = c.way(number), [i for i, n in enumerate(numbers) if n == number]
             for i, found in zip(rows, way.numbers(frames if len(rows) == len(frames) else frames[rows])):
                 e = entries[i]
-                c.write_back(e.regs, way, found, fresh[i], held[i], e.syms)
+                c.write_back(e.regs, way, found, fresh[i], held[i], e.syms, retired[i])
                 out[i] = (way.info, retired[i])
         return out
 

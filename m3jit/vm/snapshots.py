@@ -23,7 +23,7 @@ from m3jit.vm.register_use import RegisterUse
 DEFAULT_WINDOW = 64
 FRESH = 1000                       # names of snapshots, live or not, that are kept before the dead ones are sorted out
 _new = object.__new__
-_STORES = setattr, setitem, setattr, setitem           # of `SnapshotStore.take`
+_STORES = setattr, setitem, setattr, setitem, setattr, setattr           # of `SnapshotStore.take`
 
 
 class Snapshot:
@@ -109,9 +109,9 @@ class SnapshotStore:
         return next(self._ids)
 
     def take(self, ctx: Any, resume: int, register: int | None = None,
-             before: Callable[[Snapshot], None] | None = None) -> SnapshotHandle:
+             before: Callable[[Snapshot], None] | None = None, done: int = 0) -> SnapshotHandle:
         """A snapshot of a context, which goes on at `resume`: the newest of the window and of the context, all or
-        nothing.
+        nothing.  done: 1 where that is what an instruction does.
 
         register: the general register that holds the handle then (inside the snapshot it names that weakly, so that it
         still does after ABORT).  before: called with the snapshot when nothing is stored yet.  OperandError: snapshots
@@ -127,8 +127,9 @@ class SnapshotStore:
         if before is not None:
             before(snapshot)
         ring, at, following = self._place(snapshot)
-        commit_columns(_STORES, (ctx, ring, self, R), ("newest_snapshot", at, "_at", number),
-                       (snapshot.id, snapshot, following, handle))
+        commit_columns(_STORES, (ctx, ring, self, R, ctx, ctx),
+                       ("newest_snapshot", at, "_at", number, "retired", "index"),
+                       (snapshot.id, snapshot, following, handle, ctx.retired + done, resume))
         return handle
 
     def keep(self, snapshot: Snapshot) -> list[Store]:

@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from m3jit.errors import Deadlock, Interrupted, LimitError, Trap
-from m3jit.vm.commit import commit
+from m3jit.vm.commit import attribute
 from m3jit.vm.context import DONE, KILLED, PARKED, READY, TRAPPED, WAITING, Context
 from m3jit.vm.entering import Entered
+from m3jit.vm.interpreter import BrokenOff
 from m3jit.vm.scheduler import UNLIMITED, describe_waits
 from m3jit.vm.stopping import STOPPED, TIMED_OUT
 from m3jit.vm.waiting import patience
@@ -45,11 +46,15 @@ class Turns:
         self._retired_before = 0                       # of contexts that ended
         self._first_trap: Trap | None = None
         self.error: BaseException | None = None        # what ended the run
+        self.broken_off: BrokenOff | None = None       # where Ctrl-C did
         self.batch: Any = None                         # the `Batch` it takes part in
         self.joined_launches = 0                       # launches that also did the work of another context's
         self.seconds = 0.0
 
     def _loop(self, until: Callable[[], bool]) -> None:
+        self.broken_off = None
+        for ended in [c for c in self.scheduler.contexts.values() if c.status in (DONE, KILLED)]:
+            self._after(ended, 0)                      # when Ctrl-C came
         while not until():
             if self._cut is not None:
                 (ctx, budget, done), self._cut = self._cut, None
@@ -159,10 +164,9 @@ class Turns:
             ctx.status = TRAPPED
             self._first_trap = self._first_trap or ctx.trap
         if ctx.status in (DONE, TRAPPED, KILLED):
-            self.scheduler.remove(ctx)
-            commit(self.locks.ending(ctx))
-            if ctx is not self.main:
-                self._retired_before += ctx.retired
+            before = 0 if ctx is self.main else ctx.retired
+            self.scheduler.remove(ctx, [*self.locks.ending(ctx),
+                                        attribute(self, "_retired_before", self._retired_before + before)])
         if ctx is self.main and ctx.trap is not None:
             raise ctx.trap
 

@@ -66,10 +66,10 @@ def run(source: str, backend: str = "cpu", sink=None) -> tuple[m3jit.VM, list, d
     vm.set_sink("OUTPUT", items.append if sink is None else lambda item: sink(vm, item))
     remove = vm.scheduler.remove
 
-    def ended(ctx):
+    def ended(ctx, more):
         registers = {str(k): exact(v) for k, v in ctx.live_registers().items() if k.index != 8}
         ends[ctx.id] = (registers, ctx.retired, ctx.rng, str(ctx.trap))
-        remove(ctx)
+        remove(ctx, more)
     vm.scheduler.remove = ended
     try:
         vm.run()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import random
 import sys
 from pathlib import Path
@@ -23,7 +24,8 @@ WATCHED = {str(p) for p in (HOME / "vm").glob("*.py")} | {str(p) for p in (HOME 
     {str(HOME / "isa" / name) for name in ("cells.py", "spare.py")} | {"<m3jit handler>"}
 PREPARING = {"Interpreter._bind", "Interpreter._prepare", "Interpreter._onward", "Interpreter._machine",
              "Interpreter._control", "Interpreter._stub.<locals>.first", "Interpreter._stub_slow.<locals>.first",
-             "operands", "Operand.__init__", "_register", "classes_of", "value_handler", "arguments", "_getter", "_moved_register", "_compile"}
+             "operands", "Operand.__init__", "_register", "classes_of", "value_handler", "arguments", "_getter",
+             "_moved_register", "_compile"}
 
 DEEP = 6                           # frames between a finaliser and what it calls, at most
 # What an allocation that failed inside of NumPy or of a lock is reported as.
@@ -99,10 +101,11 @@ class Interrupt:
     """KeyboardInterrupt at the n-th bytecode of the machine's and the states' code."""
     kind = "interrupt"
 
-    def __init__(self, n: int, preparing: bool = True, watched: set[str] = WATCHED):
+    def __init__(self, n: int, preparing: bool = True, watched: set[str] | None = None):
         """preparing False: bytecodes that only make an instruction's handler do not count.  watched: files whose code
-        counts."""
-        self.left, self.n, self.preparing, self.watched, self.reached, self.where = n, n, preparing, watched, False, ""
+        counts (None: `WATCHED`)."""
+        self.left, self.n, self.preparing, self.reached, self.where = n, n, preparing, False, ""
+        self.watched = WATCHED if watched is None else watched
 
     @property
     def said(self) -> str:
@@ -120,6 +123,11 @@ class Interrupt:
                     self.reached, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
                     raise KeyboardInterrupt
             return trace
+        return self.traced(trace, action)
+
+    @staticmethod
+    def traced(trace: Any, action: Callable[[], Any]) -> BaseException | None:
+        """What `action` raises while it is traced."""
         before = sys.gettrace()
         sys.settrace(trace)
         try:
@@ -134,6 +142,46 @@ class Interrupt:
 
     def hit(self, outcome: BaseException | None) -> bool:
         return self.reached
+
+
+CALLS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "CALL_INTRINSIC_1"}
+
+
+class Signal(Interrupt):
+    """KeyboardInterrupt where CPython can raise it for a signal, for the n-th time: as a function begins, behind a call of
+    one that is written in C, and before a jump back."""
+
+    def run(self, action: Callable[[], Any]) -> BaseException | None:
+        called: dict[FrameType, str] = {}              # the instruction before, of frames
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "call":
+                called.pop(frame.f_back, None)         # its caller's call is one of a function in Python  # type: ignore
+            if frame.f_code.co_filename not in self.watched or _finalising(frame) or \
+                    frame.f_code.co_flags & inspect.CO_GENERATOR:      # one that is closed raises to nobody
+                return None
+            frame.f_trace_opcodes = True
+            name = _named(frame.f_code).get(frame.f_lasti, "") if event == "opcode" else ""
+            if event == "call" or name.startswith("JUMP_BACKWARD") or name and called.get(frame) in CALLS and \
+                    name not in CALLS:
+                self.hear(frame)
+            if event == "opcode":
+                called[frame] = name
+            elif event == "return":
+                called.pop(frame, None)
+            return trace
+        return self.traced(trace, action)
+
+    def hear(self, frame: FrameType) -> None:
+        self.left -= 1
+        if self.left <= 0 and not self.reached and frame.f_lasti not in _deaf(frame.f_code):
+            self.reached, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+            raise KeyboardInterrupt
+
+
+@functools.cache
+def _named(code: CodeType) -> dict[int, str]:
+    return {step.offset: step.opname for step in dis.get_instructions(code)}
 
 
 @functools.cache
