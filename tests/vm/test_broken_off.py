@@ -1,0 +1,107 @@
+"""Ctrl-C in the middle of an instruction: where the context stands is told, and it goes on from there as it would have."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from m3jit.durable import Store
+from m3jit.frontend import assemble
+from m3jit.vm.checked import comparable
+from m3jit.vm.vm import VM
+from tests.vm.state_model.faults import Signal
+
+PROGRAM = assemble("""
+    LOADI rN, 0
+    LOADI rAt, 0x3000000000000000
+loop:
+    ADD rN, rN, 1
+    RNG_UNIFORM rU
+    MATVEC rH, rX, rW TRANSPOSE
+    ATTN rX, rH, rH, rH, sKV HEADS=2 LAYER=0 CAUSAL
+    ADD rX, rX, rU
+    FORK rKept
+    MEMSET rAt, PATTERN=1, LEN=100
+    CALL deeper, ARGS=[rN]
+    COMPARE rN, 2
+    IF_LESS loop
+    HALT
+deeper:
+    ADD R0, R0, 5
+    RET
+""", "broken.m3asm")
+
+
+def begun(backend: str) -> VM:
+    vm = VM(PROGRAM, backend=backend, threads=1)
+    rng = np.random.default_rng(3)
+    vm.set("rX", rng.standard_normal((3, 8)).astype(np.float32))
+    vm.set("rW", rng.standard_normal((8, 8)).astype(np.float32))
+    return vm
+
+
+def outcome(vm: VM) -> Any:
+    ctx = vm.main
+    return ([comparable(v) for v in (*ctx.R, *ctx.V)], [comparable(ctx.states.get(h.id)) for h in ctx.S if h is not None],
+            ctx.rng, ctx.flags, ctx.retired, ctx.depth, ctx.status, vm.retired, vm.finished)
+
+
+@pytest.mark.parametrize("backend, stride", [
+    ("interpreter", 13), ("cpu", 13), pytest.param("interpreter", 1, marks=pytest.mark.slow),
+    pytest.param("cpu", 1, marks=pytest.mark.slow)])
+def test_a_context_goes_on_from_where_it_stands(backend, stride):
+    """Whenever the signal comes; and what is said is where that is."""
+    straight = begun(backend)
+    straight._loop(lambda: False)
+    expected, ways, moment, came = outcome(straight), set(), 0, True
+    while came:
+        moment += stride
+        vm, signal = begun(backend), Signal(moment)
+        came = signal.hit(signal.run(lambda: vm._loop(lambda: False)))
+        found, ctx = vm.broken_off, vm.main
+        if found is not None:
+            pcs = [*vm.image.pcs, len(vm.image.text)]
+            assert (found.context, found.goes_on, found.retired) == (1, pcs[ctx.index], ctx.retired), signal.said
+            assert found.done or found.pc == found.goes_on, signal.said
+            ways.add(found.done)
+        assert came or vm.finished
+        vm._loop(lambda: False)
+        assert outcome(vm) == expected, signal.said
+    assert ways == {False, True} and moment > 300
+
+
+def test_it_is_told(tmp_path):
+    """In the exception and by the machine; and a version of the machine as it stands goes on in another one."""
+    expected, said, moment = outcome(begun("interpreter").run())[:4], set(), 0
+    while len(said) < 2:
+        moment += 1
+        vm, signal = begun("interpreter"), Signal(moment)
+        error = raised(signal, vm)
+        assert signal.reached, "it comes in front of an instruction's stores, and behind those of another one"
+        found = vm.broken_off
+        if found is None or found.done in said:
+            continue
+        said.add(found.done)
+        [note] = error.__notes__
+        assert note == str(found) and f"it goes on at pc 0x{found.goes_on:04x} (broken.m3asm:" in note
+        assert ("has taken effect" in note) is found.done and note.endswith(f"{found.retired} instructions are done")
+        with Store.open(tmp_path / f"{found.done}") as store:
+            store.commit(vm, "there")
+            other = begun("interpreter")
+            store.restore(other, "there")
+            other.run()
+        assert outcome(other)[:4] == expected
+
+
+def raised(signal: Signal, vm: VM) -> BaseException:
+    """What a run that a signal comes to raises."""
+    found: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            vm.run()
+        except KeyboardInterrupt as error:
+            found.append(error)
+    signal.run(run)
+    return found[0] if found else KeyboardInterrupt()
