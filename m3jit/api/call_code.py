@@ -13,6 +13,7 @@ from typing import Any, Callable
 import numpy as np
 
 from m3jit.api import arguments
+from m3jit.api.variants import Call
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import Sym, TensorType, eval_dim
 from m3jit.isa.types import BF16, Tensor
@@ -45,7 +46,6 @@ def fast_path(kinds: str, names: tuple[str, ...], get: Callable, slow: Callable,
 
 def bound_call(program: Any, variant: Any, syms: dict[Sym, int]) -> Any:
     """The call of a variant with these dimensions.  It keeps as many frames as threads have been in it at once."""
-    from m3jit.api.compiled import Call
     threads = variant.threads_for(syms, program.threads)
     writer = _Writer(program, variant, syms)
     make = writer.function()
@@ -100,7 +100,7 @@ class _Writer:
         self.tensor = [isinstance(t, TensorType) for t in variant.types]
         self.env: dict[str, Any] = {"slot": array_address.slot, "empty": np.empty, "plain": arguments.plain,
                                     "Tensor": Tensor, "over": over, "interpret": self._interpret, "take": self._take}
-        self.given = self._given()
+        self.given = variant.given(program._out_keys)
         self.call: Any = None
 
     def _interpret(self, args: tuple, out: Any) -> Any:
@@ -109,18 +109,6 @@ class _Writer:
         values = [Tensor(t.dtype, a.shape, a) if isinstance(t, TensorType) else a
                   for t, a in zip(self.variant.types, args)]
         return self.program._interpret(values, out)
-
-    def _given(self) -> dict[int, int]:
-        """Output words that a caller's array may stand for: word -> position of the output."""
-        if len(self.variant.done) != 1:
-            return {}
-        found: dict[int, int] = {}
-        stores = {s.key: s for s in self.region.exits[self.variant.done[0]].stores}
-        for i, k in enumerate(self.program._out_keys):
-            s = stores.get(k)
-            if s is not None and s.how == "tensor" and s.word not in found:
-                found[s.word] = i
-        return found
 
     def _take(self, out: Any, i: int, shape: tuple, dtype: np.dtype, args: tuple) -> np.ndarray:
         """The array that output i is computed into: the caller's, or a fresh one where that overlaps an argument."""

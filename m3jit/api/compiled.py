@@ -11,25 +11,25 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable
 
 import numpy as np
 
 from m3jit.api import arguments
+from m3jit.api.variants import Call, Variant
 from m3jit.errors import M3Error, UserError
 from m3jit.ir.plan import ABANDONED
-from m3jit.ir.tensor import Function, Leave, Sym, TensorType, Type, dim_syms, eval_dim
+from m3jit.ir.tensor import Function, Leave, Sym, TensorType, Type, dim_syms
 from m3jit.isa.fields import BANK_LETTERS, Reg
 from m3jit.isa.types import Tensor
 from m3jit.vm import regions as region_factory
-from m3jit.vm.native import CompiledRegion, type_of_value
+from m3jit.vm.native import type_of_value
 from m3jit.vm.vm import VM
 
 MAX_VARIANTS = 32               # compiled sets of types; the oldest goes
 MAX_CALLS = 64                  # bound sets of dimensions; the oldest goes
 MAX_ARENAS = 1 << 28            # bytes of temporaries that bound frames may keep together, beyond the newest
-SMALL_BYTES = 1 << 17           # regions that touch less run on the calling thread: waking a worker costs more
 Key = tuple[str, int]
 
 
@@ -78,38 +78,6 @@ class Registers:
     def pick(self, guards: Any) -> list[Any]:
         """The values of guards.keys (m3jit.vm.native.Guards)."""
         return [self.get(key) for key in guards.keys]
-
-
-@dataclass(eq=False)
-class Variant:
-    """A region compiled for some types.  done: numbers of the exits at the program's end."""
-    types: tuple[Type | None, ...]
-    function: Function
-    region: Any
-    native: Any
-    pointer_of_weight: Callable[[Tensor, str], int]
-    work: list[Any]                                     # dimensions whose sum is the bytes one pass touches
-    done: list[int]
-    polls: set[int]
-    frames: dict[int, CompiledRegion] = field(default_factory=dict)
-
-    def compiled(self, threads: int) -> CompiledRegion:
-        """The region with frames for that many threads."""
-        if threads not in self.frames:
-            self.frames[threads] = CompiledRegion(self.region, self.native, self.pointer_of_weight, threads)
-        return self.frames[threads]
-
-    def threads_for(self, syms: dict[Sym, int], most: int) -> int:
-        return 1 if sum(eval_dim(d, syms) for d in self.work) < SMALL_BYTES else most
-
-
-@dataclass
-class Call:
-    """What the table holds for one set of dtypes and shapes."""
-    run: Callable[..., Any]
-    note: str
-    arena: int = 0
-    left: int = 0                   # runs that left compiled code and were done by the interpreter
 
 
 class CompiledProgram:

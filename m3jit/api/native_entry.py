@@ -5,9 +5,10 @@ import ctypes
 import struct
 from typing import Any
 
+from m3jit.api import variants as compiled_variants
+from m3jit.api.native_function import DONE, LEFT, NO_MEMORY, UNFIT, has_length
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import F64T, Dim, Sym, TensorType, Type
-from m3jit.api.native_function import DONE, LEFT, NO_MEMORY, UNFIT, has_length
 from m3jit.vm.native import ALIGN, NO_BUDGET
 
 STACK_BYTES = 1 << 14                      # temporaries up to this size live on the caller's stack
@@ -146,21 +147,9 @@ class _Try:
         v = self.program._view.unwritten.get(key)               # the random stream, the flags
         return str(v if how == "i64" else struct.unpack("<q", struct.pack("<d", v))[0])
 
-    def _direct(self) -> dict[int, int]:
-        """Output words computed straight into the caller's memory: word -> output number."""
-        if len(self.variant.done) != 1:
-            return {}
-        out: dict[int, int] = {}
-        stores = {s.key: s for s in self.region.exits[self.variant.done[0]].stores}
-        for i, k in enumerate(self.program._out_keys):
-            s = stores.get(k)
-            if s is not None and s.how == "tensor":
-                out.setdefault(s.word, i)
-        return out
-
     def _memory(self) -> None:
         """Temporaries, and results that are copied out, in one piece of memory."""
-        self.direct = self._direct()
+        self.direct = self.variant.given(self.program._out_keys)
         needs = [(s.word, s.nbytes) for s in self.region.slots]
         needs += [(w, t.nbytes()) for w, t in self.region.outputs if w not in self.direct]
         for w, i in self.direct.items():
@@ -198,11 +187,10 @@ class _Try:
             self.do(f"call void @m3_region{self.number}(ptr %frame, ptr null)")
             self.do(f"%exit = load i64, ptr {self.word(FrameWord.EXIT)}, align 8")
             return
-        from m3jit.api.compiled import SMALL_BYTES
         work = "0"
         for d in self.variant.work:
             work = self.value(f"add i64 {work}, {self.dim(d)}")
-        small = self.value(f"icmp slt i64 {work}, {SMALL_BYTES}")
+        small = self.value(f"icmp slt i64 {work}, {compiled_variants.SMALL_BYTES}")
         threads = self.value(f"select i1 {small}, i64 1, i64 {self.entry.threads}")
         pool = self.program._compiler.engine._pool(self.entry.threads).address
         region = f"ptrtoint (ptr @m3_region{self.number} to i64)"

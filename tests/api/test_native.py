@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import m3jit
-from m3jit.api import compiled, native_entry
+from m3jit.api import native_entry, variants
 from m3jit.api.native_function import DONE, LEFT, UNFIT
 from tests.api.outcomes import exact
 from tests.api.random_programs import generate
@@ -149,7 +149,7 @@ def test_random_programs(seed):
 
 
 def test_many_threads_at_once(monkeypatch):
-    monkeypatch.setattr(compiled, "SMALL_BYTES", 0)
+    monkeypatch.setattr(variants, "SMALL_BYTES", 0)
     f = m3jit.compile(SOURCE, *NAMES)
     native = f.native(*TYPES, threads=2)
     x, y = noise(3000, 4), noise(3000, 4, seed=1)

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from m3jit.api import compiled
+from m3jit.api import variants
 from m3jit.backends.cpu.target import CpuTarget, TargetError
 from m3jit.isa.table import OPS
 from tests.api.outcomes import called, differences, machine
@@ -39,7 +39,7 @@ LEVELS = levels()
 
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_same_bytes(seed, monkeypatch):
-    monkeypatch.setattr(compiled, "SMALL_BYTES", 0)            # threads share the work however small it is
+    monkeypatch.setattr(variants, "SMALL_BYTES", 0)            # threads share the work however small it is
     rng = random.Random(seed)
     p = generate(seed, length=rng.choice((30, 40, 60)), zero=seed % 4 == 3, mixed=seed % 4 == 2)
     assert len(p.opcodes) >= 30
