@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from m3jit.backends.cpu.batch_region import chains
 from m3jit.backends.cpu.cache import DiskCache
 from m3jit.backends.cpu.engine import Engine
 from m3jit.backends.cpu.runtime import URGENT
@@ -232,6 +233,81 @@ def test_gaps_and_other_arguments_keep_launches_apart():
     bound = native.bind(c.frames, 2)
     bound()
     assert bound.launches == (3, 1)
+
+
+def chain_plan() -> Plan:
+    """Three launches that a context does in order: tiny ones by row, and between them one for each context by itself."""
+    words = {w: Scalar("frame", "i64" if w == IN else "ptr", attrs={"word": w})
+             for w in (SHARED, IN, BUFFER, BUFFER + 1, BUFFER + 2)}
+
+    def launch(x: int, out: int, s: int, tiny: bool) -> Launch:
+        by_row = {0: const(8 * COLUMNS), 2: const(8 * COLUMNS)} if tiny else {}
+        return Launch(KERNEL, [words[BUFFER + x], words[SHARED], words[BUFFER + out], words[IN], const(COLUMNS), const(s)],
+                      "", True, tiny, 3 if tiny else -1, by_row)
+    body = [*words.values(), launch(0, 1, 7, True), Barrier(), launch(1, 2, -5, False), Barrier(), launch(2, 0, 2, True)]
+    return Plan("chain", PLAN_WORDS, [PlanBlock("entry", body=body, end=Exit(0, []))])
+
+
+@pytest.mark.parametrize("n, threads", [(1, 2), (2, 2), (5, 3), (7, 2), (40, 2), (40, 1)])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_chain_gives_each_context_what_it_gets_alone(n, threads, uneven):
+    plan = chain_plan()
+    assert chains(plan.blocks[0].body) == [slice(5, 10)]
+    region, native = engine("native").region(plan), engine("native").batch(plan)
+    alone, together = (_Contexts(n, native.words, n) for _ in range(2))
+    for c in (alone, together):
+        c.spread()
+        c.frames[:, IN] = np.where(np.arange(n) < n // 2, ROWS, 0) if uneven else np.arange(n) % ROWS + 1
+    for i in range(n):
+        region.run(alone.frames[i], 1)
+    bound = native.bind(together.frames, threads)
+    for _ in range(3):                                 # the second time over the first one's results
+        bound()
+    for _ in range(2):
+        for i in range(n):
+            region.run(alone.frames[i], 1)
+    assert [together.outcome(i) for i in range(n)] == [alone.outcome(i) for i in range(n)]
+    assert bound.launches == (3 * n, 0)                # tiny launches of a chain are not counted
+
+
+@pytest.mark.parametrize("n", [3, 12])
+def test_a_chain_is_left_by_all_when_the_entry_is_stopped(n):
+    plan, seen = chain_plan(), set()
+    region, native = engine("native").region(plan), Engine("native", cache=DiskCache.off(), counted=True).batch(plan)
+    alone = _Contexts(n, native.words, n)
+    alone.spread()
+    alone.frames[:, IN] = np.where(np.arange(n) < n // 2, ROWS, 0)             # uneven where there are many
+    rows = alone.frames[:, IN].copy()
+    for i in range(n):
+        region.run(alone.frames[i], 1)
+    wanted = [alone.outcome(i) for i in range(n)]
+    for looks in range(0, 60, 3 if n > 5 else 1):
+        together = _Contexts(n, native.words, n)
+        together.spread()
+        together.frames[:, IN] = rows
+        bound = native.bind(together.frames, 1 + looks % 2)
+        bound.stop[0] = URGENT - 2 * looks
+        bound()
+        if (together.frames[:, FrameWord.EXIT] == ABANDONED).all():
+            seen.add("given up")
+            continue
+        seen.add("done")
+        assert [together.outcome(i) for i in range(n)] == wanted
+    assert seen == {"given up", "done"}
+
+
+def test_what_makes_a_chain():
+    tiny, own, shared = (Launch(KERNEL, [], "", True, replicated, rows) for replicated, rows in
+                         ((True, 3), (False, -1), (False, 3)))
+    alone = Launch(KERNEL, [], "", False, True)        # executed by one thread
+    element = Scalar("element", "i64", (), {})
+    copy = Copy(const(0, "ptr"), const(0, "ptr"), const(0))
+    between = [Barrier(), const(1), Retire(1)]
+    assert chains([own, tiny, *between, own, *between, tiny, own]) == [slice(1, 10)]
+    assert chains([tiny, tiny, shared, tiny, *between, tiny]) == [slice(0, 2), slice(3, 8)]
+    for other in (shared, alone, element, copy, Poll(0, [])):
+        assert chains([tiny, other, tiny]) == []
+    assert chains([own, own]) == chains([tiny]) == chains([]) == []
 
 
 def test_more_contexts_than_a_job_has_items():

@@ -14,7 +14,7 @@ context's results are those it gets alone.
 from __future__ import annotations
 
 import struct
-from typing import Callable
+from typing import Any, Callable, Sequence
 
 from m3jit.backends.cpu.region import PlanError, RegionRenderer
 from m3jit.backends.cpu.render import grid_symbol, run_symbol
@@ -36,10 +36,36 @@ def frame_words(plan: Plan) -> int:
     return plan.words + sum(len(b.params) + sum(map(_is_computed, b.body)) for b in plan.blocks)
 
 
-def slot_words(plan: Plan) -> int:
-    """Words for the arguments of pending launches."""
+def room(plan: Plan) -> tuple[int, int, int]:
+    """(arguments of the launch with most, launches of the longest chain, most arguments of a chain): room for them."""
     most = max((len(s.args) for b in plan.blocks for s in b.body if isinstance(s, Launch)), default=0)
-    return MOST_ITEMS * max(most, 3)
+    linked = [[s for s in b.body[chain] if isinstance(s, Launch)] for b in plan.blocks for chain in chains(b.body)]
+    return (max(most, 3), max(map(len, linked), default=0),
+            max((sum(len(s.args) for s in links) for links in linked), default=0))
+
+
+def chains(body: Sequence[Any]) -> list[slice]:
+    """Where statements of a block form a chain (runtime_batch.py): launches that are tiny or made for each context by
+    itself, from a tiny one to a tiny one, with nothing in between that other contexts or the host have to be waited
+    for."""
+    out: list[slice] = []
+    found: list[int] = []
+
+    def close() -> None:
+        while found and not body[found[0]].replicated:
+            del found[0]
+        while found and not body[found[-1]].replicated:
+            del found[-1]
+        if len(found) > 1:
+            out.append(slice(found[0], found[-1] + 1))
+        found.clear()
+    for i, s in enumerate(body):
+        if isinstance(s, Launch) and s.parallel and (s.replicated or s.rows < 0):
+            found.append(i)
+        elif isinstance(s, Launch | Copy | Poll) or isinstance(s, Scalar) and s.op == "element":
+            close()
+    close()
+    return out
 
 
 def render_batch_region(plan: Plan, target: CpuTarget, digest: Callable[[Kernel], str]) -> str:
@@ -64,6 +90,7 @@ class _BatchRenderer(RegionRenderer):
         self.number: dict[int, int] = {}               # block -> its number
         self.retired = 0                               # instructions not yet added to the contexts' counters
         self.pending = False                           # may launches wait to be executed?
+        self.in_chain = False                          # do they belong to a chain?
         self.context = ""                              # number of the context, inside a loop over contexts
 
     # -- the function -----------------------------------------------------------------------------------------------
@@ -110,7 +137,15 @@ class _BatchRenderer(RegionRenderer):
     def _block(self, b: PlanBlock) -> None:
         run: list[Scalar | StoreFrame] = []
         self.retired = 0
-        for s in b.body:
+        links = chains(b.body)
+        begins, ends = {c.start for c in links}, {c.stop for c in links}
+        for i, s in enumerate(b.body):
+            if i in ends:
+                self._scalars(run)
+                self._end_chain()
+            if i in begins:
+                self._scalars(run)
+                self._begin_chain()
             match s:
                 case Scalar(op="element") if self.pending:
                     self._scalars(run)
@@ -125,6 +160,8 @@ class _BatchRenderer(RegionRenderer):
                     self._scalars(run)
                     self._statement(s)
         self._scalars(run)
+        if len(b.body) in ends:
+            self._end_chain()
         self._execute()
         self._end(b)
 
@@ -305,7 +342,10 @@ class _BatchRenderer(RegionRenderer):
         digest = self.digest(k)
         if not s.parallel:
             self._execute()
-        self._gather(run_symbol(digest), grid_symbol(digest), s.args, s.rows if s.parallel else -1, s.strides)
+        self._gather(run_symbol(digest), grid_symbol(digest), s.args, s.rows if s.parallel else -1, s.strides,
+                     not s.replicated)
+        if self.in_chain:
+            return
         if not s.parallel:
             self.w.call("void", "m3_flush_alone", "ptr %work", "ptr", " nounwind")
             self.pending = False
@@ -317,10 +357,12 @@ class _BatchRenderer(RegionRenderer):
         one = Scalar("const", "i64", (), {"value": 1})
         self._gather("m3_copy", "m3_copy_grid", [s.dst, s.src, s.nbytes], 2, {0: one, 1: one})
 
-    def _gather(self, run: str, grid: str, args: list[Scalar], rows: int, strides: dict[int, Scalar]) -> None:
+    def _gather(self, run: str, grid: str, args: list[Scalar], rows: int, strides: dict[int, Scalar],
+                worth: bool = True) -> None:
         w = self.w
         w.declared |= {f"declare void @{run}(i64, i64, ptr, ptr) nounwind", f"declare i64 @{grid}(ptr) nounwind"}
-        words = [f"ptrtoint (ptr @{run} to i64)", f"ptrtoint (ptr @{grid} to i64)", str(len(args)), str(rows)]
+        words = [f"ptrtoint (ptr @{run} to i64)", f"ptrtoint (ptr @{grid} to i64)", str(len(args)), str(rows),
+                 str(int(worth))]
         nothing = Scalar("const", "i64", (), {"value": 0})
         for i, a in enumerate(args):
             words += [*self._source(a), str(ROWS if i == rows else 0), *self._source(strides.get(i, nothing))]
@@ -344,9 +386,19 @@ class _BatchRenderer(RegionRenderer):
             raise PlanError(f"plan {self.plan.name}: {v.op} is used and not in a block")
         return str(int(v.attrs["word"])), "0"
 
+    def _begin_chain(self) -> None:
+        self._execute()
+        self.w.call("void", "m3_chain", "ptr %work", "ptr", " nounwind")
+        self.in_chain = True
+
+    def _end_chain(self) -> None:
+        self.w.call("void", "m3_flush_chain", "ptr %work", "ptr", " nounwind")
+        self.in_chain = self.pending = False
+        self._give_up_if_skipped()
+
     def _execute(self) -> None:
-        """Executes the pending launches."""
-        if self.pending:
+        """Executes the pending launches; those of a chain wait for its end."""
+        if self.pending and not self.in_chain:
             self.w.call("void", "m3_flush", "ptr %work", "ptr", " nounwind")
             self.pending = False
             self._give_up_if_skipped()

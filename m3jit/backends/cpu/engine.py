@@ -128,19 +128,19 @@ class NativeBatch:
 
     def __init__(self, engine: "Engine", plan: Plan, unit: "_Unit", kernels: list["_Unit"]):
         self.engine, self.plan, self.address = engine, plan, unit.address
-        self.words, self._slots = batch_region.frame_words(plan), batch_region.slot_words(plan)
+        self.words, self.room = batch_region.frame_words(plan), batch_region.room(plan)
         self._keep = (unit, kernels)
 
     def bind(self, frames: np.ndarray, nthreads: int = 1) -> "BoundBatch":
         """Prepares launches with `frames`, int64 [contexts, self.words], C-contiguous; its memory must not move."""
-        return BoundBatch(self, frames, nthreads, self._slots)
+        return BoundBatch(self, frames, nthreads)
 
 
 class BoundBatch:
     """A plan with the frames of its contexts: `call()` runs all of them; each frame then says where it left, ABANDONED
     where it did not.  stop: an int32 that others may make URGENT meanwhile; it is lowered by the caller."""
 
-    def __init__(self, native: NativeBatch, frames: np.ndarray, nthreads: int, slots: int):
+    def __init__(self, native: NativeBatch, frames: np.ndarray, nthreads: int):
         if frames.dtype != np.int64 or not frames.flags.c_contiguous or frames.shape[1:] != (native.words,):
             raise ValueError(f"batch {native.plan.name}: frames must be C-contiguous int64 [contexts, {native.words}], "
                              f"got {frames.dtype} {list(frames.shape)}")
@@ -148,9 +148,12 @@ class BoundBatch:
         pool = native.engine._pool(nthreads) if nthreads > 1 else None
         self.native, self.frames = native, frames
         self._state, listed = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        items, room = np.zeros(runtime.MOST_ITEMS * runtime.ITEM_WORDS, np.int64), np.zeros(slots, np.int64)
+        arguments, links, linked = native.room
+        items = np.zeros(max(runtime.MOST_ITEMS, n * links) * runtime.ITEM_WORDS, np.int64)
+        room = np.zeros(max(runtime.MOST_ITEMS * arguments, n * linked), np.int64)
         work = self.work = np.zeros(W.WORDS, np.int64)
         work[W.CONTEXTS], work[W.FRAMES], work[W.STRIDE] = n, frames.ctypes.data, 8 * native.words
+        work[W.GROUPS], work[W.LIMIT] = 1, runtime.MOST_ITEMS
         halt = self._halt = np.zeros(3, np.int64)      # (runtime.py) pointer, skipped, the word
         self.stop = halt[2:].view(np.int32)            # URGENT: everybody who has not left gives up
         for word, array in ((W.ITEMS, items), (W.SLOTS, room), (W.LIST, listed), (W.STATE, self._state), (W.HALT, halt)):

@@ -2,7 +2,8 @@
 and gathering their launches.
 
 One array of words, `Work`, describes the entry.  A launch is described by constant words: run, grid, number of
-arguments, index of the argument that counts rows (-1: none), then for each argument five words
+arguments, index of the argument that counts rows (-1: none), 1 if its work is worth sharing (0: it is tiny), then for
+each argument five words
 
     word, constant     its value: word `word` of the context's frame, or the constant where `word` is negative
     kind               ROWS for the argument that counts rows, else 0
@@ -10,15 +11,17 @@ arguments, index of the argument that counts rows (-1: none), then for each argu
 
 `m3_gather` puts one item for each active context on the list of pending ones.  An item whose rows continue those of
 the item before, and which is equal to it otherwise, is joined to it.  `m3_flush` executes what is pending.
+Chains of launches: runtime_chains.py.
 """
 from __future__ import annotations
 
 from enum import IntEnum
 
 from m3jit.backends.cpu.runtime import ITEM_WORDS, MOST_ITEMS
+from m3jit.backends.cpu.runtime_chains import CHAIN, UNEVEN
 
 ROWS = 2
-HEAD_WORDS, ARGUMENT_WORDS = 4, 5
+HEAD_WORDS, ARGUMENT_WORDS = 5, 5
 
 
 class Work(IntEnum):
@@ -35,21 +38,26 @@ class Work(IntEnum):
     LIST = 9           # in: room for their numbers
     STATE = 10         # in: for each context the block it is at, -1 when it has left; all 0 on entry
     POOL = 11
-    LAUNCHED = 12      # in/out: items executed
-    JOINED = 13        # in/out: launches that went into another context's item
+    LAUNCHED = 12      # in/out: items executed, without the tiny ones of chains
+    JOINED = 13        # in/out: launches that went into another context's item, likewise
     HALT = 14          # in: {pointer to a stop word, skipped} of all contexts together
-    WORDS = 15
+    GROUPS = 15        # groups of the chain that is gathered; 1 outside of chains
+    LINK = 16          # launches of it that were gathered
+    LIMIT = 17         # items that may be pending; -1 in a chain, for which there is room
+    WORDS = 18
 
 
 def batch_text() -> str:
-    """IR of m3_choose, m3_gather, m3_flush and m3_flush_alone; needs m3_run's parts."""
-    text = _CHOOSE + _GATHER + _FLUSH
+    """IR of the functions in SYMBOLS; needs m3_run's parts."""
+    text = _CHOOSE + _GATHER + _FLUSH + CHAIN
     for word in sorted(Work, key=lambda w: -len(w.name)):
         text = text.replace(f"WORK_{word.name}", str(int(word)))
-    return text.replace("MOST_ITEMS", str(MOST_ITEMS)).replace("ITEM_BYTES", str(8 * ITEM_WORDS))
+    for name, value in (("MOST_ITEMS", MOST_ITEMS), ("ITEM_BYTES", 8 * ITEM_WORDS), ("UNEVEN", UNEVEN)):
+        text = text.replace(name, str(value))
+    return text
 
 
-SYMBOLS = ("m3_choose", "m3_gather", "m3_flush", "m3_flush_alone")
+SYMBOLS = ("m3_choose", "m3_gather", "m3_flush", "m3_flush_alone", "m3_chain", "m3_flush_chain")
 
 _CHOOSE = """
 ; the lowest block that a context is at, or -1; lists the contexts that are there
@@ -104,7 +112,9 @@ entry:
   %rowsp = getelementptr i64, ptr %desc, i64 3
   %rows = load i64, ptr %rowsp, align 8
   %byrow = icmp sge i64 %rows, 0
-  %arguments = getelementptr i64, ptr %desc, i64 4
+  %worthp = getelementptr i64, ptr %desc, i64 4
+  %worth = load i64, ptr %worthp, align 8
+  %arguments = getelementptr i64, ptr %desc, i64 5
   %rowsdesc = getelementptr [5 x i64], ptr %arguments, i64 %rows
   %framesp = getelementptr i64, ptr %work, i64 WORK_FRAMES
   %frames = load ptr, ptr %framesp, align 8
@@ -121,11 +131,24 @@ entry:
   %pendingp = getelementptr i64, ptr %work, i64 WORK_PENDING
   %usedp = getelementptr i64, ptr %work, i64 WORK_USED
   %joinedp = getelementptr i64, ptr %work, i64 WORK_JOINED
+  %groupsp = getelementptr i64, ptr %work, i64 WORK_GROUPS
+  %groups = load i64, ptr %groupsp, align 8
+  %limitp = getelementptr i64, ptr %work, i64 WORK_LIMIT
+  %limit = load i64, ptr %limitp, align 8
+  %chained = icmp slt i64 %limit, 0
+  %counts = select i1 %chained, i64 %worth, i64 1
+  %linkp = getelementptr i64, ptr %work, i64 WORK_LINK
+  %link = load i64, ptr %linkp, align 8
+  %link1 = add i64 %link, 1
+  store i64 %link1, ptr %linkp, align 8
+  %high = shl i64 %link, 32
+  %tag = or i64 %high, %worth
   br label %each
 each:
-  ; open: the arguments of this launch's newest item, if others can join it
+  ; open: the arguments of this launch's newest item, if others can join it; group: of the context before
   %i = phi i64 [ 0, %entry ], [ %i1, %next ]
   %open = phi ptr [ null, %entry ], [ %open1, %next ]
+  %last = phi i64 [ 0, %entry ], [ %group, %next ]
   %more = icmp slt i64 %i, %active
   br i1 %more, label %one, label %leave
 one:
@@ -133,7 +156,11 @@ one:
   %context = load i64, ptr %at, align 8
   %offset = mul i64 %context, %stride
   %frame = getelementptr i8, ptr %frames, i64 %offset
-  %closed = icmp eq ptr %open, null
+  %share = mul i64 %i, %groups
+  %group = udiv i64 %share, %active
+  %none = icmp eq ptr %open, null
+  %other = icmp ne i64 %group, %last
+  %closed = or i1 %none, %other
   br i1 %closed, label %room, label %compare
 compare:
   %haveatp = getelementptr i64, ptr %open, i64 %rows
@@ -181,12 +208,12 @@ join:
   %sum = add i64 %have, %r
   store i64 %sum, ptr %haveatp, align 8
   %joined = load i64, ptr %joinedp, align 8
-  %joined1 = add i64 %joined, 1
+  %joined1 = add i64 %joined, %counts
   store i64 %joined1, ptr %joinedp, align 8
   br label %next
 room:
   %pending = load i64, ptr %pendingp, align 8
-  %full = icmp eq i64 %pending, MOST_ITEMS
+  %full = icmp eq i64 %pending, %limit
   br i1 %full, label %flush, label %place
 flush:
   call void @m3_flush(ptr %work)
@@ -195,6 +222,10 @@ place:
   %count = load i64, ptr %pendingp, align 8
   %count1 = add i64 %count, 1
   store i64 %count1, ptr %pendingp, align 8
+  %launchedp = getelementptr i64, ptr %work, i64 WORK_LAUNCHED
+  %launched = load i64, ptr %launchedp, align 8
+  %launched1 = add i64 %launched, %counts
+  store i64 %launched1, ptr %launchedp, align 8
   %used = load i64, ptr %usedp, align 8
   %used1 = add i64 %used, %nargs
   store i64 %used1, ptr %usedp, align 8
@@ -208,6 +239,10 @@ place:
   store ptr %grid, ptr %itemgrid, align 8
   %itemargs = getelementptr i64, ptr %item, i64 2
   store ptr %slot, ptr %itemargs, align 8
+  %grouped = shl i64 %group, 1
+  %tagged = or i64 %tag, %grouped
+  %itemtag = getelementptr i64, ptr %item, i64 3
+  store i64 %tagged, ptr %itemtag, align 8
   br label %fill
 fill:
   %f = phi i64 [ 0, %place ], [ %f1, %put ]
@@ -245,10 +280,6 @@ define internal i64 @take_pending(ptr %work) nounwind noinline {
   store i64 0, ptr %pendingp, align 8
   %usedp = getelementptr i64, ptr %work, i64 WORK_USED
   store i64 0, ptr %usedp, align 8
-  %launchedp = getelementptr i64, ptr %work, i64 WORK_LAUNCHED
-  %launched = load i64, ptr %launchedp, align 8
-  %launched1 = add i64 %launched, %n
-  store i64 %launched1, ptr %launchedp, align 8
   ret i64 %n
 }
 
