@@ -5,12 +5,13 @@ imported inside it, so that `m3jit --help` and a small program start without LLV
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import warnings
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 from m3jit.errors import InternalError, M3Error, SinkClosed, brief, printable
 
@@ -44,13 +45,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        code = _run(argv)
+        with _memory_limit_of_before():
+            code = _run(argv)
     except BaseException as error:
         code = report(error)
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
     return _finish_output(code)
+
+
+@contextlib.contextmanager
+def _memory_limit_of_before() -> Iterator[None]:
+    """A command's limit (`m3jit.cli.machine.limit_memory`) ends with it: the process may go on with other work."""
+    try:
+        import resource
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+    except (ImportError, OSError):                     # a system without such limits
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # a lower hard limit that somebody set meanwhile stays
+            resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _run(argv: Sequence[str] | None) -> int:

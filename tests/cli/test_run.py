@@ -32,7 +32,7 @@ def test_a_hello_program_loads_no_code_generator():
     code = ("import sys; from m3jit.cli import main; main(['run', sys.argv[1]]); "
             "print(sorted(m for m in ('llvmlite', 'numba', 'tokenizers', 'gguf', 'pyopencl', 'jinja2') if m in "
             "sys.modules))")
-    done = subprocess.run([sys.executable, "-c", code, HELLO], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, "-c", code, HELLO], capture_output=True, text=True, timeout=180,
                           env=environment())
     assert done.stdout == "Hello from m3jit.\n[]\n"
 
@@ -41,7 +41,7 @@ def test_help_loads_nothing_of_the_machine():
     code = ("import sys; from m3jit.cli import main; main(['--help']); "
             "print(sorted(m for m in ('numpy', 'llvmlite', 'numba', 'tokenizers', 'm3jit.frontend') if m in "
             "sys.modules))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, env=environment())
     assert done.stdout.endswith("\n[]\n") and "  141  " in done.stdout and "explain" in done.stdout
 
 
@@ -174,3 +174,10 @@ def test_imports_are_linked(capfd, tmp_path):
     (tmp_path / "lib.m3b").unlink()
     got = call(capfd, "run", prog)
     assert got.code == 2 and "lib.m3b: no such file" in got.err
+
+
+def test_the_memory_limit_of_a_command_ends_with_it(capfd):
+    resource = pytest.importorskip("resource", reason="this system has no limits of processes")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    assert call(capfd, "run", HELLO, "--memory-limit", "4G").code == 0
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
