@@ -140,8 +140,10 @@ def test_a_forked_child_does_not_remove_it(tmp_path):
     new = NewFile(tmp_path / "a")
     child = os.fork()
     if not child:
-        new.discard()
-        os._exit(0)
+        try:
+            new.discard()
+        finally:
+            os._exit(0)                                # whatever happens: this is no second run of the tests
     os.waitpid(child, 0)
     new.commit()
     assert os.listdir(tmp_path) == ["a"]

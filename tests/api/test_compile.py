@@ -410,7 +410,7 @@ def test_many_threads_at_once(monkeypatch):
     for t in threads:
         t.start()
     for t in threads:
-        t.join(60)
+        t.join(180)
     assert not wrong and not any(t.is_alive() for t in threads)
 
 
@@ -426,25 +426,29 @@ def test_native_code_runs_without_the_interpreter_lock():
             done.wait(0.001)
     t = threading.Thread(target=count)
     t.start()
-    before = len(ticks)
-    f(300_000_000)
-    during = len(ticks) - before
+    during = 0
+    for _ in range(40):                                # on a busy machine a thread may get no turn within one call
+        before = len(ticks)
+        f(300_000_000)
+        during = len(ticks) - before
+        if during >= 3:
+            break
     done.set()
-    t.join(10)
+    t.join()
     assert during >= 3
 
 
 def test_ctrl_c_ends_a_compiled_loop():
     code = ("import m3jit\n"
             "f = m3jit.compile('top: ADD rN, rN, 0\\nCOMPARE rN, 1\\nIF_NOT_EQUAL top\\nHALT', ['rN'], ['rN'])\n"
-            "f(1)\nprint('ready', flush=True)\n"
-            "try:\n    f(2)\nexcept KeyboardInterrupt:\n    print('interrupted', f(1))")
+            "f(1)\n"
+            "try:\n    print('ready', flush=True)\n    f(2)\nexcept KeyboardInterrupt:\n    print('interrupted', f(1))")
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "ready\n"
-        time.sleep(0.3)
+        time.sleep(0.3)                                # most often it is in the loop by then
         child.send_signal(signal.SIGINT)
-        assert child.communicate(timeout=60)[0] == "interrupted 1\n"
+        assert child.communicate(timeout=180)[0] == "interrupted 1\n"
     finally:
         child.kill()
 

@@ -84,9 +84,9 @@ def test_one_machine_from_several_threads():
     for t in watchers:
         t.start()
     for t in watchers:
-        t.join(60)
+        t.join(180)
     vm.set("rStop", 1)
-    runner.join(60)
+    runner.join(180)
     assert not runner.is_alive() and not errors
     assert all(s == sorted(s) for s in seen) and vm.get("rN") >= max(map(max, seen))
 
@@ -105,7 +105,7 @@ def test_input_pushed_by_one_thread_output_read_by_another():
     for a in arrays:
         vm.push_input(a)
     vm.close_input()
-    reader.join(60)
+    reader.join(180)
     assert not reader.is_alive()
     assert [np.asarray(x).tolist() for x in got] == [(a + a).tolist() for a in arrays]
 

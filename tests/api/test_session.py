@@ -683,18 +683,18 @@ def test_a_session_that_generates_in_another_thread(model):
 
     def hold(item, blocking):
         inside.set()
-        assert go_on.wait(60)
+        assert go_on.wait(180)
         return write(item, blocking)
     made.machine.sinks["TOKENS"].write = hold
     said: list[str] = []
     thread = threading.Thread(target=lambda: said.append(run(made, 8)))
     thread.start()
-    assert inside.wait(60)
+    assert inside.wait(180)
     for call in (made.fork, made.undo, lambda: made.rollback(to_token=0), lambda: made.inject("x"), made.close):
         with pytest.raises(UserError, match="is generating in another thread: call stop"):
             call()
     made.stop()
     go_on.set()
-    thread.join(60)
+    thread.join(180)
     assert not thread.is_alive() and made.finish_reason == "cancelled" and made.text == said[0]
     made.rollback(to_token=made.start)

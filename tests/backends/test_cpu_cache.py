@@ -146,7 +146,7 @@ def test_one_thread_starts_no_worker():
             "r.run(f, 3); assert threading.active_count() == 3\n"
             "print('done')\n")
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    r = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, timeout=60, text=True)
+    r = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, timeout=180, text=True)
     assert r.returncode == 0 and r.stdout == "done\n", r.stderr     # and the process ends by itself
 
 
@@ -163,7 +163,7 @@ def test_a_forked_child_has_its_own_workers():
             "if pid == 0: os._exit(0 if ok else 1)\n"
             "assert ok and os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n")
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    r = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=root, capture_output=True, timeout=60,
+    r = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=root, capture_output=True, timeout=180,
                        text=True)
     assert r.returncode == 0, r.stderr
 

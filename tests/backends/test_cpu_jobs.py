@@ -23,7 +23,7 @@ from tests.backends.test_cpu_region import FREE, chain_plan, const, frame_of
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def in_process(function: str, *args: int, seconds: int = 120) -> None:
+def in_process(function: str, *args: int, seconds: int = 300) -> None:
     """Calls a function of this module in a fresh process, which must end by itself."""
     code = f"from tests.backends.test_cpu_jobs import *\n{function}{args!r}\nprint('done')"
     r = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=seconds, text=True)
@@ -111,7 +111,7 @@ def workers_wake_up(pauses: int) -> None:
     done = ctypes.c_int64.from_address(pool._pool.address)          # chunks that workers computed of the last job
     for _ in range(pauses):
         time.sleep(0.005)
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 120
         call()
         while done.value == 0:
             assert time.monotonic() < limit, "the worker computes nothing"

@@ -5,7 +5,6 @@ import ctypes
 import math
 import struct
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -181,9 +180,7 @@ def test_stop_word_leaves_a_running_loop(plan, threads):
         frame[FREE + 3] = data.ctypes.data
     timer = threading.Timer(0.05, lambda: stop.__setitem__(0, 1))      # runs: the region holds no interpreter lock
     timer.start()
-    start = time.monotonic()
-    assert region.run(frame, threads) == 2
-    assert time.monotonic() - start < 5
+    assert region.run(frame, threads) == 2             # of HUGE rounds
     timer.join()
     assert frame[FrameWord.RETIRED] == 6 * frame[FREE + 2] > 0
 

@@ -144,7 +144,7 @@ def test_a_full_disk(tmp_path):
         with open("/dev/full", "wb") as full:
             done = subprocess.run([sys.executable, "-m", "m3jit", *map(str, command)], stdout=full,
                                   stderr=subprocess.PIPE,
-                                  stdin=subprocess.DEVNULL, cwd=tmp_path, timeout=60, env=environment())
+                                  stdin=subprocess.DEVNULL, cwd=tmp_path, timeout=180, env=environment())
         said = done.stderr.decode()
         assert done.returncode != 0 and "No space left" in said and "Traceback" not in said and "Exception" not in said
 
@@ -164,7 +164,7 @@ def test_a_timeout_while_waiting_for_input(tmp_path):
     read, write = os.pipe()
     try:
         done = subprocess.run([sys.executable, "-m", "m3jit", "run", str(prog), "--timeout", "0.3"], stdin=read,
-                              capture_output=True, timeout=60, env=environment())
+                              capture_output=True, timeout=180, env=environment())
     finally:
         os.close(read)
         os.close(write)

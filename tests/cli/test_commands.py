@@ -51,7 +51,7 @@ def test_text_to_bytes_to_text_to_bytes(capfd, tmp_path):
 
 def test_the_assembler_on_standard_streams(tmp_path):
     done = subprocess.run([sys.executable, "-m", "m3jit", "asm", "-", "-o", "-"], input=b"HALT\n", capture_output=True,
-                          timeout=60, env=environment())
+                          timeout=180, env=environment())
     assert done.returncode == 0 and m3jit.load(done.stdout).instructions[0][1].op.name == "HALT"
 
 

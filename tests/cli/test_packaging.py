@@ -58,15 +58,10 @@ def test_the_installed_metadata():
 
 
 def test_importing_loads_no_code_generator():
-    code = ("import sys, time, numpy; t = time.process_time(); import m3jit; t = time.process_time() - t; "
-            "print(sorted(m for m in ('llvmlite', 'numba', 'tokenizers', 'gguf', 'pyopencl', 'click') if m in "
-            "sys.modules), t < 0.1)")
-    for _ in range(5):                                 # processor time: the machine may be busy with something else
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
-                              env=environment())
-        if done.stdout == "[] True\n":
-            return
-    assert done.stdout == "[] True\n", done.stderr
+    code = ("import sys, numpy, m3jit; print(sorted(m for m in "
+            "('llvmlite', 'numba', 'tokenizers', 'gguf', 'pyopencl', 'click') if m in sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, env=environment())
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_wheel_works_elsewhere(tmp_path):

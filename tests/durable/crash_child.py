@@ -63,7 +63,7 @@ def kill_one(folder: str, rng: random.Random, kind: str) -> int:
         finally:
             os._exit(1)
     os.close(writable)
-    first = select.select([readable], [], [], 60)[0]   # it has begun: from here on the moment is random
+    first = select.select([readable], [], [], 180)[0]   # it has begun: from here on the moment is random
     time.sleep(rng.random() * 0.02)
     os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def killed(folder: Path, kills: int, seed: int, kind: str) -> Any:
     done = subprocess.run([sys.executable, "-m", "tests.durable.crash_child", folder, str(kills), str(seed), kind],
-                          cwd=ROOT, capture_output=True, text=True, timeout=60 + 5 * kills)
+                          cwd=ROOT, capture_output=True, text=True, timeout=200 + 5 * kills)
     assert done.returncode == 0, done.stderr
     assert re.match(rf"{kills} kills, \d+ commits", done.stdout)
 

@@ -170,7 +170,7 @@ def test_others_use_a_store_while_its_log_is_read(tmp_path):
         assert next(reading) == b"a"
         other = threading.Thread(target=lambda: (store.append("log", 3, b"d"), store.compact()), daemon=True)
         other.start()
-        other.join(60)
+        other.join(180)
         assert not other.is_alive() and b"".join(reading) == b"bc"
         reading = store.log_of("log")
         assert next(reading) == b"abcd"

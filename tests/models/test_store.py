@@ -181,7 +181,7 @@ def test_concurrent_gets_agree(index, tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert len(results) == 4 and {path.read_bytes() for path in results} == {MODEL}
     assert len(left_over(tmp_path / "cache")) == 3
 

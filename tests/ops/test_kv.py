@@ -147,10 +147,10 @@ def test_a_fork_per_token_costs_no_copy():
 
 def test_snapshots_are_constant_time():
     s, _, _ = stream(6400)
-    before = time.perf_counter()
+    before = time.process_time()                       # the machine may be busy with something else
     for _ in range(1000):
         s.truncate(6400)
-    assert time.perf_counter() - before < 1.0 and sys.getsizeof(s) < 500
+    assert time.process_time() - before < 1.0 and sys.getsizeof(s) < 500
 
 
 def test_compress_keeps_sinks_and_window():
@@ -219,7 +219,7 @@ def test_claims_are_safe_between_threads():
     for t in threads:
         t.start()
     for t in threads:
-        t.join(30)
+        t.join(180)
     for i, s in enumerate(results):
         mine = np.concatenate([rows(1, 1000 * i + step) for step in range(20)])
         holds(s, np.concatenate([k, mine]), np.concatenate([v, mine]))

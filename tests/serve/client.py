@@ -53,7 +53,7 @@ class Running:
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=180)
         try:
             data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             connection.request(method, path, data, {"Content-Type": "application/json", **headers})
@@ -74,7 +74,7 @@ class Running:
 
     def open_stream(self, path: str, body: Any) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """A streaming request; its first event has not been read."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=180)
         connection.request("POST", path, json.dumps({**body, "stream": True}).encode())
         return connection, connection.getresponse()
 
@@ -110,7 +110,7 @@ class _With:
         return getattr(self._inner, name)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 180.0) -> bool:
     """Whether it comes true in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -160,7 +160,7 @@ class Gate:
 
 def half_a_request(port: int) -> socket.socket:
     """A plain completion whose body stops in the middle."""
-    found = socket.create_connection(("127.0.0.1", port), 60)
+    found = socket.create_connection(("127.0.0.1", port), 180)
     found.sendall(f"POST {PLAIN} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
     return found
 

@@ -21,7 +21,7 @@ def process(tmp_path):
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     found = subprocess.Popen([sys.executable, "-m", "m3jit", "serve", "default", "--port", "0", "--name", "austen",
-                              "--threads", "1", "--chat-template", str(template), "--drain", "30"],
+                              "--threads", "1", "--chat-template", str(template), "--drain", "120"],
                              stderr=subprocess.PIPE, text=True,
                              env=environment(M3JIT_API_KEY="secret"))
     yield found
@@ -34,7 +34,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
     said = process.stderr.readline()
     address = re.search(r"at http://127\.0\.0\.1:(\d+)/v1$", said.strip())
     assert address, said
-    connection = http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=180)
     body = {"model": "austen", "messages": [{"role": "user", "content": "She had"}], "max_tokens": 60, "stream": True}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": "Bearer secret"})
     response = connection.getresponse()
@@ -43,7 +43,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
     rest = response.read()
     assert rest.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in rest, "the text was to be completed"
     connection.close()
-    assert process.wait(60) == 0 and process.stderr.read().splitlines()[-1] == "stopped"
+    assert process.wait(180) == 0 and process.stderr.read().splitlines()[-1] == "stopped"
 
 
 def test_a_port_that_is_taken(capfd):

@@ -241,12 +241,12 @@ def test_places_are_promised_once(model):
         with pytest.raises(Busy):
             engine.replace(ticket, 1)
         gate.release()
-        assert ticket.done.wait(60) and ticket.stopped
+        assert ticket.done.wait(180) and ticket.stopped
         with pytest.raises(Busy):
             engine.submit([Job([5], Settings(max_tokens=1, seed=1), ignore)])
         new, = engine.submit([Job([5, 6, 7], Settings(max_tokens=1, seed=1), ignore)], places)
         places.free()
-        assert new.done.wait(60) and engine._promised == 0
+        assert new.done.wait(180) and engine._promised == 0
     finally:
         gate.release()
         engine.close()
@@ -268,7 +268,7 @@ def test_an_original_that_does_not_end(model):
         assert server.engine._promised == 0
         ending.set()
         gate.release()
-        assert ticket.done.wait(60)
+        assert ticket.done.wait(180)
         assert edit(server, first, position={"token": 1}, max_tokens=2)["usage"]["completion_tokens"]
         connection.close()
 

@@ -164,7 +164,7 @@ def test_a_long_prompt_is_left_in_the_middle(model, monkeypatch, way, reason):
     try:
         with engine._lock:                             # all three begin together
             tickets += engine.submit(jobs)
-        assert all(t.done.wait(60) for t in tickets)
+        assert all(t.done.wait(180) for t in tickets)
     finally:
         engine.close()
     assert ended[:3] == [False, False, True] and tickets[0].finish_reason == reason and tickets[0].tokens == []
@@ -382,7 +382,7 @@ def test_an_end_waits_for_texts(model):
         found = events(response.read())
         assert found[-1] is None and found[-2]["choices"][0]["finish_reason"] == "length"
         connection.close()
-        stopping.join(60)
+        stopping.join(180)
         assert not stopping.is_alive() and wait_for(server.nothing_left)
 
 
@@ -403,7 +403,7 @@ def test_an_end_tells_clients_it_does_not_wait_for(model, monkeypatch, capfd):
         assert late.makefile("rb").read().startswith(b"HTTP/1.1 503 ")
         late.close()
         connection.close()
-        stopping.join(60)
+        stopping.join(180)
         assert not stopping.is_alive() and wait_for(server.nothing_left)
     assert "Traceback" not in capfd.readouterr().err
 
@@ -457,7 +457,7 @@ def test_an_engine_compiles_ahead(model):
     assert model._program.cache_info().currsize == 2 and model.prefixes.stats["versions"] == 0
     assert engine.metrics._counters["m3jit_texts_total"][1] == 0
     ticket, = engine.submit([Job([5, 6], Settings(max_tokens=3, repeat_penalty=1.1), lambda *found: None)])
-    assert ticket.done.wait(60) and model._program.cache_info().currsize == 2
+    assert ticket.done.wait(180) and model._program.cache_info().currsize == 2
     engine.close()
     ending = Engine(model)
     ending.warm()

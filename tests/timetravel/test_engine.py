@@ -253,8 +253,8 @@ def test_ctrl_c_leaves_a_whole_state(backend):
     import threading
     engine = make("LOADI r1, 0\nloop: ADD r1, r1, 1\nJUMP loop", backend)
     timer = threading.Timer(0.3, _thread.interrupt_main)
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         engine.run()
         while True:                                    # should it come late
             pass

@@ -165,7 +165,7 @@ def test_waiting_for_sound():
     ring.push(np.zeros((5, 2), np.int16))
     ring.push(np.full((7, 2), 16384, np.int16))
     ring.close()
-    thread.join(60)
+    thread.join(180)
     assert not thread.is_alive()
     assert vm.get("rA").shape == (8, 2) and vm.get("rA").data[5].tolist() == [0.5, 0.5]
     assert vm.get("rB").shape == (4, 2) and (vm.get("rOk"), vm.get("rEnd")) == (1, -1)

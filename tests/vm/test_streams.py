@@ -311,7 +311,7 @@ def test_a_host_thread_reads_while_another_runs():
     thread = threading.Thread(target=vm.run)
     thread.start()
     got = [int(x) for x in it]
-    thread.join(10)
+    thread.join(120)
     assert got == list(range(500)) and not thread.is_alive()
 
 
@@ -335,7 +335,7 @@ def test_a_closed_pipe_is_one_clear_error():
     child.stdout.readline()
     child.stdout.close()
     error = child.stderr.read().decode()
-    assert child.wait(30) == SinkClosed.exit_code
+    assert child.wait(120) == SinkClosed.exit_code
     assert error == "standard output was closed by its reader; the rest of the output is lost\n"
 
 
