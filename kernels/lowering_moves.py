@@ -1,14 +1,19 @@
-"""Lowerings of moves, sorting, block packing, convolution and reductions along inner axes (see `lowering`)."""
+"""Lowerings of moves, sorting, argmax, block packing, convolution and reductions along inner axes (see `lowering`)."""
 from __future__ import annotations
 
+import functools
 from typing import Any, Sequence
 
-from m3jit.ir.plan_writer import Memory, PlanWriter
+from m3jit.ir.loop import Kernel
+from m3jit.ir.loop_builder import Builder
 from m3jit.ir.plan import Scalar
+from m3jit.ir.plan_writer import Memory, PlanWriter
 from m3jit.ir.tensor import Dim, Node, dim_add, dim_mul
 from m3jit.kernels import moves
 from m3jit.kernels.fused import MEMORY_OF
-from m3jit.kernels.lowering import fill_value, lowers, materialised
+from m3jit.kernels.lowering_table import fill_value, lowers, materialised
+
+BITS_OF = {1: "u8", 2: "u16", 4: "i32", 8: "i64"}
 
 
 def strides(shape: Sequence[Dim]) -> list[Dim]:
@@ -46,6 +51,32 @@ def lower_transpose(lw: PlanWriter, n: Node) -> None:
     s = strides(x.shape)
     shape = n.shape or (1,)
     copy(lw, n.dtype.nbytes, source, out, shape, [s[p] for p in perm] or [0], strides(shape))
+
+
+@functools.cache
+def rows_kernel(memory: str) -> Kernel:
+    """x r, out w, first i64, count i64: out[i] = x[first + i] for i < count (elements; bits unchanged)."""
+    b = Builder(f"rows_{memory}", 64)
+    x, out = b.ptr("x", "r", memory), b.ptr("out", "w", memory)
+    first, count = b.scalar("first"), b.scalar("count")
+    b.set_grid((count + 4095) // 4096)
+    end = b.imin(b.group * 4096 + 4096, count)
+    with b.loop(b.group * 4096, end, 64) as at:
+        inside = b.in_range(at, end)
+        b.store_lanes(memory, out, at, b.load_lanes(memory, x, first + at, mask=inside), mask=inside)
+    return b.finish()
+
+
+@lowers("slice")
+def lower_slice(lw: PlanWriter, n: Node) -> None:
+    x, a = n.args[0], n.attrs
+    if a["axis"] != 0 or a["step"] != 1:
+        return lower_strided_slice(lw, n)
+    row = dim_mul(*x.shape[1:])
+    start = lw.scalar(n.args[1]) if a["start"] is None else lw.i64(a["start"])
+    first = lw.emit(Scalar("mul", "i64", (start, lw.dim(row))))
+    source, out = lw.of(x), lw.out(n)
+    lw.launch(rows_kernel(BITS_OF[x.dtype.nbytes]), [source, out, first, lw.dim(n.type.count())], [source], [out])
 
 
 def lower_strided_slice(lw: PlanWriter, n: Node) -> None:
@@ -210,3 +241,19 @@ def lower_sample(lw: PlanWriter, n: Node) -> None:
     if history is not None:
         args.append(narrow(penalty))
     lw.launch(kernel, [*args, lw.scalar(top_p), lw.scalar(min_p)], sources, [out, work])
+
+
+@lowers("argmax")
+def lower_argmax(lw: PlanWriter, n: Node) -> None:
+    from m3jit.kernels.argmax import argmax_columns, argmax_rows
+    x, axis = n.args[0], n.attrs["axis"]
+    source, out = lw.of(x), lw.out(n)
+    memory = MEMORY_OF[x.dtype.name]
+    inner = dim_mul(*x.shape[axis + 1:])
+    outer = dim_mul(*x.shape[:axis])
+    if inner == 1:
+        lw.launch(argmax_rows(memory), [source, out, lw.dim(outer), lw.dim(x.shape[axis])], [source], [out],
+                  rows=2, strides={0: dim_mul(x.shape[axis], x.dtype.nbytes), 1: 8})
+    else:
+        lw.launch(argmax_columns(memory), [source, out, lw.dim(outer), lw.dim(x.shape[axis]), lw.dim(inner)],
+                  [source], [out])

@@ -7,7 +7,7 @@ from m3jit.ir.eager_recurrent import scan_shape
 from m3jit.ir.plan_writer import PlanWriter
 from m3jit.ir.tensor import Node
 from m3jit.kernels import recurrent
-from m3jit.kernels.lowering import lowers
+from m3jit.kernels.lowering_table import lowers
 
 
 @lowers("causal_conv")
