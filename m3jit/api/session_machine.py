@@ -59,7 +59,8 @@ class SessionMachine:
               guided: tuple[grammars.Matcher, int] | None) -> None:
         """Stand where `tokens` end, the first of them as `point` has them; the others are computed by the first `step`.
 
-        random: the state of the random stream.  guided: the grammar before the last token of the text, and that token."""
+        random: the state of the random stream.  guided: the grammar before the last token of the text, and that
+        token."""
         vm, values = self.vm, dict(registers)
         self._note(point, tokens, random, registers, guided)
         self.place(point, len(tokens))
@@ -73,8 +74,8 @@ class SessionMachine:
         self._prompts.push(np.array(tokens, np.int64))
 
     def place(self, point: Checkpoint, total: int) -> None:
-        """Stand at the program's beginning with these states, and with their logits where the prompt, of `total` tokens,
-        is no longer than they are."""
+        """Stand at the program's beginning with these states, and with their logits where the prompt, of `total`
+        tokens, is no longer than they are."""
         put_back(self.vm, self._beginning, point.states, point.rows, point.logits if point.rows == total else None)
 
     def _note(self, point: Checkpoint, tokens: Sequence[int], random: int, registers: Mapping[str, Any],
@@ -102,7 +103,8 @@ class SessionMachine:
         return mark
 
     def step(self) -> bytes:
-        """The next token as the program writes it; a negative number at the end of a text.  Raises what the run raises."""
+        """The next token as the program writes it; a negative number at the end of a text.  Raises what the run
+        raises."""
         self.whole = False
         token = next(self._tokens)
         self.whole = True

@@ -46,7 +46,7 @@ def instruction(vm: Any, index: int) -> str:
         try:
             from m3jit.frontend.disassembler import instruction_text
             return instruction_text(vm.image.program, vm.image.pcs[index], ins)
-        except (UserError, LookupError, ValueError):                              # a damaged program: its words as they are
+        except (UserError, LookupError, ValueError):   # a damaged program: its words as they are
             pass
     return show(ins, vm.image.program)
 

@@ -8,9 +8,9 @@ Machines join and leave between rounds.  In a round a machine retires at most `R
 and enters at most one region.  Entries that append few rows to key/value streams (a token) go first, then longer ones
 (a chunk of a prompt), those that have waited longest before the others, until the round has `rows` rows: so many
 prompts at once hold up generating machines by that much work and no more, and a prompt waits a bounded number of
-rounds.  When one of those that entered together is interrupted or stopped, the region is given up for all (nobody's work
-is dropped so twice in a row): the others enter it again in the next round.  Machines with several contexts, profiled and
-checked ones take part too, but enter their regions alone.
+rounds.  When one of those that entered together is interrupted or stopped, the region is given up for all (nobody's
+work is dropped so twice in a row): the others enter it again in the next round.  Machines with several contexts,
+profiled and checked ones take part too, but enter their regions alone.
 """
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Batch:
         with self._stepping, interruptible(self):
             self._news.clear()
             members, parked, locks, ran = self.members, [], [], False
-            try:                                        # locks of machines at a region: nobody changes what it was chosen by
+            try:                                       # with locks: nobody changes what a region was chosen by
                 try:
                     for m in members:
                         ran |= self._guarded(m, self._advance, m, parked, locks)

@@ -43,9 +43,9 @@ class Regions(Protocol):
 
 
 class BrokenOff(NamedTuple):
-    """Where a context stands that Ctrl-C (KeyboardInterrupt) stopped.  pc, line: of the instruction that it came in (the
-    first one of compiled code); done: whether that has taken effect, all of it; goes_on, next_line: of the instruction
-    that is next; retired: instructions that it has completed."""
+    """Where a context stands that Ctrl-C (KeyboardInterrupt) stopped.  pc, line: of the instruction that it came in
+    (the first one of compiled code); done: whether that has taken effect, all of it; goes_on, next_line: of the
+    instruction that is next; retired: instructions that it has completed."""
     context: int
     pc: int
     line: tuple[str, int] | None
@@ -58,8 +58,8 @@ class BrokenOff(NamedTuple):
         def at(pc: int, line: tuple[str, int] | None) -> str:
             return f"pc 0x{pc:04x}" + (f" ({line[0]}:{line[1]})" if line else "")
         return (f"context {self.context} was stopped in the instruction at {at(self.pc, self.line)}, which has "
-                f"{'taken effect' if self.done else 'not taken effect'}; it goes on at {at(self.goes_on, self.next_line)}, "
-                f"{self.retired} instructions are done")
+                f"{'taken effect' if self.done else 'not taken effect'}; it goes on at "
+                f"{at(self.goes_on, self.next_line)}, {self.retired} instructions are done")
 
 
 class Interpreter:
@@ -73,7 +73,8 @@ class Interpreter:
         self.handlers: list[Handler] = [self._stub(i) for i in range(n)] + [_slow]
         self.counts: list[int] | None = None          # per instruction, while profiling
         self.times: list[int] | None = None
-        self.watch: Callable[[Context, int, int, int], None] | None = None   # (context, index, began, ended ns) of slow ones
+        # (context, index, began, ended ns) of slow instructions
+        self.watch: Callable[[Context, int, int, int], None] | None = None
         self.plain: dict[int, Handler] = {}           # region entries: how the instruction itself is executed
         self._stops: tuple[int, ...] = ()             # instructions that somebody stops in front of
         for pc in (regions.entries if regions is not None else ()):
@@ -262,8 +263,8 @@ class Interpreter:
     def run(self, ctx: Context, budget: int) -> bool:
         """Execute until the budget is used up at a poll point, the stop word is set, or the context asks to leave.
 
-        True: it ended at a poll point (which a raised stop word does not wait for).  Traps end the context (`ctx.trap`);
-        other errors propagate.  ctx.index and ctx.retired are exact on return."""
+        True: it ended at a poll point (which a raised stop word does not wait for).  Traps end the context
+        (`ctx.trap`); other errors propagate.  ctx.index and ctx.retired are exact on return."""
         self.machine.ctx = ctx
         if self.counts is not None or self.watch is not None:
             return self._run_profiled(ctx, budget)
@@ -381,9 +382,9 @@ class Interpreter:
     def _failed(self, ctx: Context, index: int, error: BaseException, counted: int) -> None:
         """Turn an exception in instruction `index` into what the machine reports.  counted: instructions before it.
 
-        Slow instructions and regions are counted by what stores their results.  A fast one is counted by the loop behind
-        its call, and CPython hears no signal in between; only the call that stores several of its results may be left by
-        one."""
+        Slow instructions and regions are counted by what stores their results.  A fast one is counted by the loop
+        behind its call, and CPython hears no signal in between; only the call that stores several of its results may be
+        left by one."""
         done = ctx.retired != counted
         if not done and not isinstance(error, Exception):
             behind = binding.stored(error)

@@ -186,7 +186,8 @@ class Jit:
         self.left(region, info, retired)
         if info is None or _nowhere(region, info, retired):
             if self.machine.stop.raised:         # now: behind a wait that ends the slice it would be too late
-                return self.image.pcs[ctx.index] if self.machine.vm.looks_again(ctx) else region.region.function.entry_pc
+                again = self.machine.vm.looks_again(ctx)
+                return self.image.pcs[ctx.index] if again else region.region.function.entry_pc
             return None                          # the first instruction itself is the interpreter's
         return info.pc
 
@@ -339,8 +340,8 @@ class ContextRegisters:
         return guards.pick(self.ctx.R) if guards.pick is not None else [self.get(key) for key in guards.keys]
 
     def write(self, way: Any, values: list[Any], states: list[tuple[Any, Any]], retired: int) -> None:
-        """The registers of an exit (m3jit.vm.region_exits.Way), the states of S registers, the instructions done and where
-        they end, all at once."""
+        """The registers of an exit (m3jit.vm.region_exits.Way), the states of S registers, the instructions done and
+        where they end, all at once."""
         ctx = self.ctx
         more = [attribute(ctx, "retired", ctx.retired + retired),
                 attribute(ctx, "index", self.machine.vm.interpreter.index(way.info.pc))]

@@ -44,7 +44,7 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         self.vm = vm
         self.ctx: Context = None                       # type: ignore[assignment]
         self.instruction: Instruction = None           # type: ignore[assignment]
-        self.stores: list[Store] = []                  # what the running instruction changes, done when all of it is made
+        self.stores: list[Store] = []                  # what the running instruction changes, once all of it is made
         self._handles = itertools.count(1)
         self._model_handles: dict[int, Handle] = {}
         self._extension_handles: dict[tuple[int, int], Handle] = {}
@@ -94,7 +94,8 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         R = list(frame.R)                              # the frame may be shared with a snapshot or another context
         for i, n in enumerate(frame.args):
             R[n] = ctx.R[i]
-        self.stores += (attribute(ctx, "R", R), attribute(ctx, "V", list(frame.V)), attribute(ctx, "frames", frame.parent))
+        self.stores += (attribute(ctx, "R", R), attribute(ctx, "V", list(frame.V)),
+                        attribute(ctx, "frames", frame.parent))
         return self.vm.image.pcs[frame.back]
 
     # -- registers and states ---------------------------------------------------------------------------------------
@@ -228,7 +229,8 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         """Capture the context with a snapshot handle in rd (so that the snapshot's rd names itself); rd holds it then.
         All of it or nothing, at once: the last thing an instruction does.  persist: it is on the disk by then."""
         ctx = self.ctx
-        self.vm.snapshots.take(ctx, ctx.index + 1, None if rd is None else rd.index, self.persist if persist else None, 1)
+        register, kept = None if rd is None else rd.index, self.persist if persist else None
+        self.vm.snapshots.take(ctx, ctx.index + 1, register, kept, 1)
 
     def abort(self, handle: SnapshotHandle | None, resume: bool) -> int | None:
         """Put a snapshot's root back; None handle: nothing.  The pc to go on at when `resume`.  Everything is checked
@@ -269,9 +271,9 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
             raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
         live, limit = len(self.vm.scheduler.contexts), self.vm.context_limit
         if live >= limit:
-            raise OperandError(f"{live} contexts are live, all that this machine may have (context_limit); end one with "
-                               f"KILL_CONTEXT or let it HALT, or raise the limit: m3jit run --context-limit N, "
-                               f"VM(context_limit=...)")
+            raise OperandError(f"{live} contexts are live, all that this machine may have (context_limit); "
+                               "end one with KILL_CONTEXT or let it HALT, or raise the limit: m3jit run "
+                               "--context-limit N, VM(context_limit=...)")
         child = self.vm.new_context()
         child.index = self.vm.image.index_of[pc]
         child.priority = PRIORITIES.index(priority or "GREEN")

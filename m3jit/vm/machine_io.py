@@ -208,12 +208,16 @@ class StreamsView:
 
 def _key_of(sink: str, name: str | None) -> str:
     """The key of a STREAM's words among the sinks of a machine."""
-    return sink if sink in ("OUTPUT", "ERROR") else name if sink == "SINK" else f"{sink}:{name}"     # type: ignore[return-value]
+    if sink in ("OUTPUT", "ERROR"):
+        return sink
+    return name if sink == "SINK" else f"{sink}:{name}"                 # type: ignore[return-value]
 
 
 def _source_key(peripheral: str, name: str | None) -> str:
     """The key of a SENSE's words among the sources of a machine, and of the context's position in it."""
-    return name if peripheral == "NAMED" else peripheral if name is None else f"{peripheral}:{name}"   # type: ignore[return-value]
+    if peripheral == "NAMED":
+        return name                                                     # type: ignore[return-value]
+    return peripheral if name is None else f"{peripheral}:{name}"
 
 
 def text_bytes(text: str) -> bytes:

@@ -81,7 +81,8 @@ class SystemView:
         """Give an extension (number, major version) that has a state this one, as if its last call had left it."""
         handle = self._extension_handles.get(key)
         if handle is None:
-            handle = self._extension_handles[key] = self.new_handle(ctx, ExtensionState(value))  # type: ignore[attr-defined]
+            handle = self.new_handle(ctx, ExtensionState(value))        # type: ignore[attr-defined]
+            self._extension_handles[key] = handle
         else:
             ctx.states.set(handle.id, ExtensionState(value))
 

@@ -78,7 +78,8 @@ class Outcome:
     """One context's part of a region that was run; `leave` writes its registers."""
     __slots__ = ("compiled", "entry", "frame", "fresh", "held")
 
-    def __init__(self, compiled: CompiledRegion, entry: Any, frame: np.ndarray, fresh: dict[int, np.ndarray], held: Held):
+    def __init__(self, compiled: CompiledRegion, entry: Any, frame: np.ndarray, fresh: dict[int, np.ndarray],
+                 held: Held):
         self.compiled, self.entry, self.frame, self.fresh, self.held = compiled, entry, frame, fresh, held
 
     @property
@@ -110,8 +111,8 @@ class BatchedRegion:
         self.items = self.joined = 0
 
     def run(self, entries: Sequence[Any], whole: bool = False) -> list[tuple[ExitInfo | None, int]]:
-        """Enter with `entries` (m3jit.vm.jit.Parked); for each what `CompiledRegion.run` gives.  When the stop word of one
-        machine becomes urgent, nothing is done for any who has not left (whole: they go on).
+        """Enter with `entries` (m3jit.vm.jit.Parked); for each what `CompiledRegion.run` gives.  When the stop word of
+        one machine becomes urgent, nothing is done for any who has not left (whole: they go on).
 
         MemoryError: nothing was done."""
         commits = self._reserve(entries)

@@ -54,7 +54,7 @@ def new_snapshot(id: int, parent: int, root: Any, resume: int, context: int, sto
     """A snapshot (an `__init__`, which CPython calls from C, would take twice the time)."""
     out, name = _new(Snapshot), _new(SnapshotHandle)
     out.id, out.parent, out.resume, out.context, out.store, out.name, out.root = \
-        id, parent, resume, context, store, name, root                     # the root last: `__del__` looks whether it is
+        id, parent, resume, context, store, name, root               # the root last: `__del__` looks whether it is
     name.id, name.strong, name.weak = id, None, weakref.ref(out)
     return out
 

@@ -15,8 +15,8 @@ SOON, URGENT = 1, 2                  # what native code reads
 
 
 class StopWord:
-    """One flag, seen by native code as an int32: SOON, leave at the next loop head (ATTENTION: somebody wants the run to
-    look around), or URGENT, leave between two kernels or pieces of one (every other reason).  SIGNAL and INTERRUPT
+    """One flag, seen by native code as an int32: SOON, leave at the next loop head (ATTENTION: somebody wants the run
+    to look around), or URGENT, leave between two kernels or pieces of one (every other reason).  SIGNAL and INTERRUPT
     replace ATTENTION; the first of the reasons that end a run stays until it is taken.
 
     URGENT drops what a region had computed, so what raises it again and again must get something done in between:
@@ -49,8 +49,8 @@ class StopWord:
             self._also[0] = URGENT
 
     def heard(self, number: int) -> None:
-        """A signal came.  It is URGENT, but for one that came since the running context got an instruction done: a timer
-        that is faster than a region would bring it out again and again."""
+        """A signal came.  It is URGENT, but for one that came since the running context got an instruction done: a
+        timer that is faster than a region would bring it out again and again."""
         ctx = self.running
         with self._lock:
             again = ctx is not None and number in ctx.heard

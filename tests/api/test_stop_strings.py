@@ -52,13 +52,15 @@ def test_one_may_begin_in_what_was_given_out(behind, pieces, stops):
         said += stream.feed(piece)
     said += stream.flush()
     whole = behind + "".join(pieces)
-    ends = [(end, end - len(s), s) for s in stops for end in range(len(behind) + 1, len(whole) + 1) if whole[:end].endswith(s)]
+    ends = [(end, end - len(s), s) for s in stops for end in range(len(behind) + 1, len(whole) + 1)
+            if whole[:end].endswith(s)]
     _, at, found = min(ends, default=(0, len(whole), None))
     assert (stream.found, stream.back) == (found, max(0, len(behind) - at))
     assert said == whole[len(behind):max(at, len(behind))]
 
 
-@pytest.mark.parametrize("stops, message", [([""], "1 to"), (["x" * (LONGEST + 1)], "1 to"), (["x"] * (MOST + 1), "at most"),
+@pytest.mark.parametrize("stops, message",
+                         [([""], "1 to"), (["x" * (LONGEST + 1)], "1 to"), (["x"] * (MOST + 1), "at most"),
                                             ([5], "got 5")])
 def test_wrong_stop_strings(stops, message):
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,5 @@
-"""Ctrl-C in the middle of an instruction: where the context stands is told, and it goes on from there as it would have."""
+"""Ctrl-C in the middle of an instruction: where the context stands is told, and it goes on from there as it would
+have."""
 from __future__ import annotations
 
 from typing import Any
@@ -43,7 +44,8 @@ def begun(backend: str) -> VM:
 
 def outcome(vm: VM) -> Any:
     ctx = vm.main
-    return ([comparable(v) for v in (*ctx.R, *ctx.V)], [comparable(ctx.states.get(h.id)) for h in ctx.S if h is not None],
+    return ([comparable(v) for v in (*ctx.R, *ctx.V)],
+            [comparable(ctx.states.get(h.id)) for h in ctx.S if h is not None],
             ctx.rng, ctx.flags, ctx.retired, ctx.depth, ctx.status, vm.retired, vm.finished)
 
 

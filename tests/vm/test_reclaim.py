@@ -100,7 +100,8 @@ def test_released_snapshots_are_freed_by_the_thread(freed_by):
 
 def test_claims_do_not_wait_for_the_thread(monkeypatch):
     """Behind a rollback over the end of a page the next append writes in place, whenever the thread gets there."""
-    monkeypatch.setattr(reclaim.Reclaimer, "give", lambda self, things, kept=[]: kept.append(things))     # it never does
+    # the thread never gets there
+    monkeypatch.setattr(reclaim.Reclaimer, "give", lambda self, things, kept=[]: kept.append(things))
     vm = machine()
     behind(vm, 60)
     snapshot = vm.fork()

@@ -84,7 +84,8 @@ def test_a_root_holds_no_more_than_is_used():
     "FORK R1\nCALL on, ARGS=[R20, R1]\nFORK R1\nLOADI R20, 0\nHALT\non:\nMOV R0, R1\nRET",
     "FORK R1\nCALL on, ARGS=[R2]\nLOADI R1, 0\nHALT\non:\nFORK R0\nRET"], ids=["moved", "returned", "in a caller"])
 def test_a_captured_handle_keeps_no_snapshot(text):
-    """Whichever way it came into its register: the second snapshot, which a register holds, names the first one weakly."""
+    """Whichever way it came into its register: the second snapshot, which a register holds, names the first one
+    weakly."""
     vm = machine(text, snapshot_window=0)
     vm.run()
     assert live(vm) == [2]

@@ -96,8 +96,8 @@ def at_every_point(backend: str, name: str, make: Callable[[int], Any], first: i
 
 
 def _under(driven: Driven, oracle: Oracle, name: str, fault: Any) -> tuple[bool, Oracle]:
-    """An operation under a fault: whether that was reached, and the state.  The host's snapshot is put back then, so every
-    point meets the same one."""
+    """An operation under a fault: whether that was reached, and the state.  The host's snapshot is put back then, so
+    every point meets the same one."""
     back = ("host_abort",), {"resume": False, "place": 0}
     op, params = OPERATIONS[name]
     after = oracle.clone()

@@ -5,8 +5,8 @@ block; in turn the contexts at the lowest one execute it together: scalars in a 
 `m3_gather` (runtime_batch.py), which joins those whose rows lie one behind the other, so that one pass over a matrix
 serves all of them.  Blocks stand in program order, so contexts that took different ways meet again where the ways do.
 A context that leaves writes its exit and stores into its frame; the others go on.  Its own stop word makes it leave at
-loop heads.  The word of the entry (`Work.HALT`) ends it for all who have not left, in the middle of a launch too, until one
-has come to a loop head twice: their frames keep the exit that they had, ABANDONED.
+loop heads.  The word of the entry (`Work.HALT`) ends it for all who have not left, in the middle of a launch too, until
+one has come to a loop head twice: their frames keep the exit that they had, ABANDONED.
 
 Per context everything happens in the plan's order, and no row's bytes depend on how many rows a launch has: each
 context's results are those it gets alone.

@@ -156,7 +156,8 @@ class BoundBatch:
         work[W.GROUPS], work[W.LIMIT] = 1, runtime.MOST_ITEMS
         halt = self._halt = np.zeros(3, np.int64)      # (runtime.py) pointer, skipped, the word
         self.stop = halt[2:].view(np.int32)            # URGENT: everybody who has not left gives up
-        for word, array in ((W.ITEMS, items), (W.SLOTS, room), (W.LIST, listed), (W.STATE, self._state), (W.HALT, halt)):
+        for word, array in ((W.ITEMS, items), (W.SLOTS, room), (W.LIST, listed), (W.STATE, self._state),
+                            (W.HALT, halt)):
             work[word] = array.ctypes.data
         self._keep = (items, room, listed, halt)
         self._words = (ctypes.c_int64 * 4)(pool.address if pool else 0, native.address, work.ctypes.data, nthreads)
@@ -207,7 +208,8 @@ class Engine:
         self._machine = self.target.machine()
         self._layout = str(self._machine.target_data)
         self._units: dict[str, _Unit] = {}
-        self._regions: weakref.WeakValueDictionary[int, NativeRegion] = weakref.WeakValueDictionary()     # by id of plan
+        # by id of plan
+        self._regions: weakref.WeakValueDictionary[int, NativeRegion] = weakref.WeakValueDictionary()
         self._names = 0
         if self.target.runnable:
             self._jit = llvm.create_lljit_compiler(self.target.machine(jit=True))
@@ -254,7 +256,8 @@ class Engine:
 
     def function(self, text: str, symbol: str, imports: dict[str, int]) -> "_Unit":
         """Native code of a function in LLVM IR that calls `imports` (name -> address), for entries from other
-        languages; `.address` is valid as long as the result is kept.  Not cached: such text holds addresses of this process."""
+        languages; `.address` is valid as long as the result is kept.  Not cached: such text holds addresses of this
+        process."""
         with self._lock:
             return self._link(self._machine.emit_object(self._optimised(text)), symbol, (), imports)
 

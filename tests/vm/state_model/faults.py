@@ -148,15 +148,15 @@ CALLS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "CALL_INTRINSIC_1"}
 
 
 class Signal(Interrupt):
-    """KeyboardInterrupt where CPython can raise it for a signal, for the n-th time: as a function begins, behind a call of
-    one that is written in C, and before a jump back."""
+    """KeyboardInterrupt where CPython can raise it for a signal, for the n-th time: as a function begins, behind a call
+    of one that is written in C, and before a jump back."""
 
     def run(self, action: Callable[[], Any]) -> BaseException | None:
         called: dict[FrameType, str] = {}              # the instruction before, of frames
 
         def trace(frame: FrameType, event: str, argument: Any) -> Any:
             if event == "call":
-                called.pop(frame.f_back, None)         # its caller's call is one of a function in Python  # type: ignore
+                called.pop(frame.f_back, None)         # type: ignore  # its caller's call is of a function in Python
             if frame.f_code.co_filename not in self.watched or _finalising(frame) or \
                     frame.f_code.co_flags & inspect.CO_GENERATOR:      # one that is closed raises to nobody
                 return None
@@ -188,8 +188,8 @@ def _named(code: CodeType) -> dict[int, str]:
 def _deaf(code: CodeType) -> frozenset[int]:
     """Offsets of bytecodes before which CPython hears no signal, and where a lock would stay taken for ever: between
     entering a `with` block and its first line, and between its last line and the call that leaves it.  And where the
-    thread would go on handling, and keeping, an exception that is done with: between the end of an `except` block and the
-    bytecode that forgets it."""
+    thread would go on handling, and keeping, an exception that is done with: between the end of an `except` block and
+    the bytecode that forgets it."""
     found: set[int] = set()
     steps = list(dis.get_instructions(code))
     for i, step in enumerate(steps):

@@ -261,7 +261,8 @@ class Audit:
 
     def check_gone(self) -> None:
         """After the machines are gone nothing is left."""
-        for _ in range(PASSES):                        # finalisers hand over, and what holds a machine goes one pass before it
+        # Finalisers hand over, and what holds a machine goes one pass before it.
+        for _ in range(PASSES):
             if not gc.collect():
                 break
             reclaim.drain()

@@ -135,7 +135,8 @@ class Oracle:
         self.snapshots = {k: r for k, r in self.snapshots.items() if k in held}
 
     def untold(self, before: "Oracle") -> "Oracle":
-        """This state behind a `host_fork` when the host was not told which snapshot was taken, and holds what it held."""
+        """This state behind a `host_fork` when the host was not told which snapshot was taken, and holds what it
+        held."""
         out = self.clone()
         out.host = list(before.host)
         out.snapshots = {**{k: r.clone() for k, r in before.snapshots.items()}, **out.snapshots}
