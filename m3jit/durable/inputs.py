@@ -174,6 +174,7 @@ def _sound(name: str, rest: list[Any], sources: dict[str, Any], first_reads: dic
         reading.spend(4 * channels * frames)
         found = sources[name] = AudioRing(vm.signal, name, rate, frames / rate, channels, vm.wake_for_sound)
         expect(found.frames == frames, "a ring of another length")
+        found.restored = True
     elif not isinstance(found, AudioRing) or any(name in c.cursors for c in vm.memory.contexts()):
         return []                                      # something else, or it is in use here
     elif (found.rate, found.channels) != (rate, channels):

@@ -36,6 +36,7 @@ class AudioRing:
         self._samples = np.zeros((frames, channels), np.float32)
         self.base = self.end = 0                       # frames the ring has: base .. end - 1
         self.closed, self.told = False, told
+        self.restored = False                          # it came from a version, and the host has not attached it yet
 
     def push(self, samples: Any) -> None:
         """Frames [n] or [n, channels], float or 16-bit integers; the oldest make room.  StreamError: another shape or
@@ -103,6 +104,10 @@ class AudioRing:
                 raise BeyondReach(f"audio ring {self.name}: frame {at} is beyond its reach, {self.frames} frames "
                                   f"({self.frames / self.rate:g} s); the oldest it has is {self.base}.  Read sooner, "
                                   f"go back less far, keep more seconds, or skip what is gone (VM.skip_input)")
+            if at > self.end:
+                raise BeyondReach(f"audio ring {self.name}: frame {at} was never in it, it has had {self.end}: it is not "
+                                  f"the ring that this context read from.  Attach it before a version is restored, or "
+                                  f"skip to what there is (VM.skip_input)")
             there = self.end - at
             if there < max(count, 1) and not self.closed:
                 if not blocking:

@@ -59,7 +59,18 @@ class HostStreams:
 
     def audio_input(self, name: str = "AUDIO_PCM", rate: int = RATE, seconds: float = SECONDS,
                     channels: int = 1) -> AudioRing:
-        """Attach a source of sound that keeps the newest seconds; give it frames with `push`."""
+        """Attach a source of sound that keeps the newest seconds; give it frames with `push`.
+
+        Where a version that was restored had one of that name it is that, and goes on.  UserError: of another kind."""
+        before = self.sources.get(name)
+        if isinstance(before, AudioRing) and before.restored:
+            here = (before.rate, before.channels, before.frames)
+            if here != (rate, channels, round(rate * seconds)):
+                raise UserError(f"audio_input({name!r}): the version that was restored has this sound with {here[1]} "
+                                f"channels at {here[0]} Hz and {here[2] / here[0]:g} seconds of it, not {channels} at "
+                                f"{rate} Hz and {seconds:g}; attach the same, or one of another length before you restore")
+            before.restored = before.closed = False
+            return before
         ring = self.sources[name] = AudioRing(self.signal, name, rate, seconds, channels, self.wake_for_sound)
         return ring
 

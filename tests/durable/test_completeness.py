@@ -46,7 +46,7 @@ LEFT_OUT = {                       # class -> what is not stored: of the host, o
     Snapshot: {"store": "of the machine", "name": "its weak handle", "__weakref__": ""},
     Ring: {"signal": "a lock", "host_reads": "of the host"},
     QueueSource: {"signal": "a lock", "waits": "an option", "reach": "an option", "more": "of the host"},
-    AudioRing: {"signal": "a lock", "told": "of the host"},
+    AudioRing: {"signal": "a lock", "told": "of the host", "restored": "made again"},
 }
 
 
@@ -117,6 +117,29 @@ def test_lines_of_a_terminal_come_back_and_typed_ones_go_behind(tmp_path):
         store.restore(other, "a")
     other.step(9)
     assert vm.said == ["one"] and other.said == ["two", "three", "four"]
+
+
+def test_sound_that_is_attached_after_a_version_was_restored_goes_on(tmp_path):
+    program = m3jit.assemble("go: SENSE rX, rHow, AUDIO_PCM, COUNT=10\nJUMP go")
+    vm, other, late = (m3jit.VM(program, backend="interpreter") for _ in range(3))
+    vm.audio_input("AUDIO_PCM", 1000, 1.0).push(np.arange(25, dtype=np.float32))
+    with Store.open(tmp_path / "s") as store:
+        vm.step(2)
+        store.commit(vm, "a")
+        store.restore(other, "a"), store.restore(late, "a")
+    with pytest.raises(m3jit.errors.UserError, match=r"the version that was restored has this sound with 1 channels at "
+                                                     r"1000 Hz and 1 seconds of it, not 2 at 8000 Hz and 3; attach the"):
+        other.audio_input("AUDIO_PCM", 8000, 3.0, 2)
+    ring = other.audio_input("AUDIO_PCM", 1000, 1.0)
+    assert ring is other.sources["AUDIO_PCM"]
+    other.step(1)
+    assert other.get("rX").data.ravel()[0] == 10
+    ring.push(np.arange(25, 40, dtype=np.float32))
+    other.step(2)
+    assert other.get("rX").data.ravel().tolist() == list(range(20, 30))
+    assert other.audio_input("AUDIO_PCM", 1000, 1.0) is not ring       # another one of the host's
+    with pytest.raises(m3jit.Trap, match="frame 30 was never in it, it has had 0: it is not the ring that this context"):
+        other.step(2)
 
 
 def test_a_first_read_of_sound_begins_where_it_began(tmp_path):
