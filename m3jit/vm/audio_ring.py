@@ -105,9 +105,9 @@ class AudioRing:
                                   f"({self.frames / self.rate:g} s); the oldest it has is {self.base}.  Read sooner, "
                                   f"go back less far, keep more seconds, or skip what is gone (VM.skip_input)")
             if at > self.end:
-                raise BeyondReach(f"audio ring {self.name}: frame {at} was never in it, it has had {self.end}: it is not "
-                                  f"the ring that this context read from.  Attach it before a version is restored, or "
-                                  f"skip to what there is (VM.skip_input)")
+                raise BeyondReach(f"audio ring {self.name}: frame {at} was never in it, it has had "
+                                  f"{self.end}: it is not the ring that this context read from.  Attach it before a "
+                                  f"version is restored, or skip to what there is (VM.skip_input)")
             there = self.end - at
             if there < max(count, 1) and not self.closed:
                 if not blocking:

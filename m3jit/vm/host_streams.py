@@ -68,7 +68,8 @@ class HostStreams:
             if here != (rate, channels, round(rate * seconds)):
                 raise UserError(f"audio_input({name!r}): the version that was restored has this sound with {here[1]} "
                                 f"channels at {here[0]} Hz and {here[2] / here[0]:g} seconds of it, not {channels} at "
-                                f"{rate} Hz and {seconds:g}; attach the same, or one of another length before you restore")
+                                f"{rate} Hz and {seconds:g}; attach the same, or one of another length before "
+                                f"you restore")
             before.restored = before.closed = False
             return before
         ring = self.sources[name] = AudioRing(self.signal, name, rate, seconds, channels, self.wake_for_sound)

@@ -236,15 +236,18 @@ def test_gaps_and_other_arguments_keep_launches_apart():
 
 
 def chain_plan() -> Plan:
-    """Three launches that a context does in order: tiny ones by row, and between them one for each context by itself."""
+    """Three launches that a context does in order: tiny ones by row, and between them one for each context by
+    itself."""
     words = {w: Scalar("frame", "i64" if w == IN else "ptr", attrs={"word": w})
              for w in (SHARED, IN, BUFFER, BUFFER + 1, BUFFER + 2)}
 
     def launch(x: int, out: int, s: int, tiny: bool) -> Launch:
         by_row = {0: const(8 * COLUMNS), 2: const(8 * COLUMNS)} if tiny else {}
-        return Launch(KERNEL, [words[BUFFER + x], words[SHARED], words[BUFFER + out], words[IN], const(COLUMNS), const(s)],
+        return Launch(KERNEL, [words[BUFFER + x], words[SHARED], words[BUFFER + out], words[IN], const(COLUMNS),
+                               const(s)],
                       "", True, tiny, 3 if tiny else -1, by_row)
-    body = [*words.values(), launch(0, 1, 7, True), Barrier(), launch(1, 2, -5, False), Barrier(), launch(2, 0, 2, True)]
+    body = [*words.values(), launch(0, 1, 7, True), Barrier(), launch(1, 2, -5, False), Barrier(),
+            launch(2, 0, 2, True)]
     return Plan("chain", PLAN_WORDS, [PlanBlock("entry", body=body, end=Exit(0, []))])
 
 

@@ -121,8 +121,8 @@ def test_standard_input_that_cannot_be_read(tmp_path):
     unreadable = os.open(os.devnull, os.O_WRONLY)
     try:
         for command in (["asm", "-", "-o", "x.m3b"], ["fmt", "-"], ["run", "-i", "-"]):
-            done = subprocess.run([*COMMAND, *command], stdin=unreadable, capture_output=True, timeout=180, cwd=tmp_path,
-                                  env=environment())
+            done = subprocess.run([*COMMAND, *command], stdin=unreadable, capture_output=True, timeout=180,
+                                  cwd=tmp_path, env=environment())
             assert done.returncode == 1 and b"error: standard input: Bad file" in done.stderr, done
     finally:
         os.close(unreadable)

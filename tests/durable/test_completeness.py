@@ -138,7 +138,8 @@ def test_sound_that_is_attached_after_a_version_was_restored_goes_on(tmp_path):
     other.step(2)
     assert other.get("rX").data.ravel().tolist() == list(range(20, 30))
     assert other.audio_input("AUDIO_PCM", 1000, 1.0) is not ring       # another one of the host's
-    with pytest.raises(m3jit.Trap, match="frame 30 was never in it, it has had 0: it is not the ring that this context"):
+    with pytest.raises(m3jit.Trap,
+                       match="frame 30 was never in it, it has had 0: it is not the ring that this context"):
         other.step(2)
 
 

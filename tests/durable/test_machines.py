@@ -453,8 +453,8 @@ def test_a_position_in_a_ring_of_another_run_is_refused(tmp_path):
     other = machine(POSITION, checkpoints=Checkpoints(), files=tmp_path)
     other.main.index = 4
     message = r"CHECKPOINT_RESTORE .*ck: 'checkpoint' version 1: cannot be restored: it stands at item 1 of RING:r, " \
-              r"which has had 0 on this machine; what rings hold is kept with a whole machine \(FORK PERSIST, Store.commit " \
-              r"without `context`\), not with one context: restore it in the run that wrote it"
+              r"which has had 0 on this machine; what rings hold is kept with a whole machine \(FORK PERSIST, " \
+              r"Store.commit without `context`\), not with one context: restore it in the run that wrote it"
     with pytest.raises(m3jit.Trap, match=message):
         other.run()
 
