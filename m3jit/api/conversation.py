@@ -121,7 +121,7 @@ class Conversation:
         if self._spoken is not None:
             following = self.template.continuation(messages, self._spoken, now=self._now)
             if following is not None:
-                return [*self.session.tokens, *following]
+                return [*self.session.tokens, *self.session._left(self.session._now), *following]
         return list(self.template.tokens(messages, now=self._now))
 
     def _answer(self, text: str, tokens: list[int]) -> Iterator[str]:

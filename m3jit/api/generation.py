@@ -150,14 +150,18 @@ class LanguageModel:
         with self._template_lock:                      # a template being filled keeps notes in itself
             return list(self._template.tokens(messages, **more))
 
-    def prompt_tokens(self, prompt: Prompt, what: str = "prompt") -> list[int]:
-        """Token ids of a text, of chat messages, or checked ids.  what: how errors call it.
+    def prompt_tokens(self, prompt: Prompt, what: str = "prompt", messages: bool = True) -> list[int]:
+        """Token ids of a text, of chat messages (where they may be given), or checked ids.  what: how errors call it.
 
         UserError: an empty prompt, ids outside the vocabulary, or messages that `chat_tokens` refuses."""
         if isinstance(prompt, str):
             ids = self.encode(prompt)
-        elif not isinstance(prompt, (Sequence, np.ndarray)):
-            raise UserError(f"{what}: a text, token ids or messages are expected, got {type(prompt).__name__}")
+        elif not isinstance(prompt, (Sequence, np.ndarray)) or isinstance(prompt, (bytes, bytearray, memoryview)) or \
+                not messages and len(prompt) and isinstance(prompt[0], Mapping):
+            expected = "a text, token ids or messages are" if messages else "a text or token ids are"
+            got = "messages" if isinstance(prompt, (list, tuple)) else type(prompt).__name__
+            raise UserError(f"{what}: {expected} expected, got {got}" +
+                            "; decode them first" * isinstance(prompt, (bytes, bytearray, memoryview)))
         elif len(prompt) and isinstance(prompt[0], Mapping):
             ids = self.chat_tokens(prompt)             # type: ignore[arg-type]
         else:

@@ -57,12 +57,13 @@ class TokenText:
         done = self.ends[kept - 1] if kept else 0
         return Place(kept, self.data[done:byte].decode("utf-8", "replace"))
 
-    def find(self, wanted: str, which: int | None = None) -> int:
-        """The character where `wanted` begins.  which: the how-manieth, from 1 or, from the end, -1.
+    def find(self, wanted: str, which: int | None = None, name: str = "to_text") -> int:
+        """The character where `wanted` begins.  which: the how-manieth, from 1 or, from the end, -1.  name: how errors call
+        it.
 
         UserError: it is not there, or more than once and `which` is not given; the places are listed."""
         if not isinstance(wanted, str) or not wanted:
-            raise UserError(f"to_text: a text of the answer is expected, got {brief(repr(wanted))}")
+            raise UserError(f"{name}: a text of the answer is expected, got {brief(repr(wanted))}")
         places, at = [], self.text.find(wanted)
         while at >= 0:
             places.append(at)

@@ -118,7 +118,7 @@ class Session(SavedSession):
     def waiting(self) -> int:
         """Tokens that `generate` evaluates before it draws the next one."""
         now = self._settled(share=False)
-        total = len(now.tokens) + (len(self._spell("", now.rest)) if now.rest else 0)
+        total = len(now.tokens) + len(self._left(now))
         return total - now.usable(total).rows
 
     @property
@@ -141,8 +141,10 @@ class Session(SavedSession):
         with self._exclusive():
             now = self._settled()
             first = not now.tokens and not now.rest
-            whole = first or not isinstance(prompt, str)
-            ids = self.model.prompt_tokens(prompt) if whole else self._spell(prompt, now.rest)
+            if first or not isinstance(prompt, str):
+                ids = [*self._left(now), *self.model.prompt_tokens(prompt, messages=first)]
+            else:
+                ids = self._spell(prompt, now.rest)
             self._room(len(now.tokens) + len(ids))
             self._now = now.prompted().extended(ids, self._machine.seed).begun()
 
@@ -157,7 +159,8 @@ class Session(SavedSession):
             self._now = self._injected(self._settled(), text)
 
     def _injected(self, now: Current, text: str | Sequence[int]) -> Current:
-        ids = self._spell(text, now.rest) if isinstance(text, str) else self.model.prompt_tokens(text, "inject")
+        ids = self._spell(text, now.rest) if isinstance(text, str) else \
+            [*self._left(now), *self.model.prompt_tokens(text, "inject", False)]
         self._room(len(now.tokens) + len(ids))
         self._allowed([*now.tokens[now.start:], *ids])
         return (now if now.correcting else now.remembered()).extended(ids, self._machine.seed)
@@ -168,6 +171,10 @@ class Session(SavedSession):
         if text:
             spelled(self.model.model.tokenizer, text)
         return spelled(self.model.model.tokenizer, rest + text)
+
+    def _left(self, now: Current) -> list[int]:
+        """What is left of a token that a place cut, spelled by itself."""
+        return self._spell("", now.rest) if now.rest else []
 
     def _room(self, tokens: int) -> None:
         if tokens > self.context:
@@ -206,7 +213,7 @@ class Session(SavedSession):
         """Put the machine where the tokens end; None when nothing may follow them."""
         now = self._now = self._settled()              # the machine is free: its states are in it
         if now.rest:
-            ids = self._spell("", now.rest)
+            ids = self._left(now)
             self._room(len(now.tokens) + len(ids))
             now = now.extended(ids, self._machine.seed)
         text = now.tokens[now.start:]
@@ -307,7 +314,7 @@ class Session(SavedSession):
         if now.rest:
             found = found.followed_by(now.rest)
         wanted = to_text if to_text is not None else after_text
-        at = found.find(wanted, which)
+        at = found.find(wanted, which, "to_text" if to_text is not None else "after_text")
         place = found.place(at if to_text is not None else at + len(wanted))
         return now.start + place.tokens, place.rest
 
@@ -332,7 +339,7 @@ class Session(SavedSession):
     def _become(self, tokens: Sequence[int], beside: Iterable[Stored] = ()) -> None:
         """`become`.  beside: what else is stored with it."""
         with self._exclusive():
-            ids = self.model.prompt_tokens(tokens)
+            ids = self.model.prompt_tokens(tokens, messages=False)
             self._room(len(ids))
             now = self._settled()
             same = next((i for i, (a, b) in enumerate(zip(now.tokens, ids)) if a != b), min(len(now.tokens), len(ids)))

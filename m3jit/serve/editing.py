@@ -132,7 +132,10 @@ def plan(model: LanguageModel, original: Ticket, asked: EditRequest) -> Edit:
     seed = random[place.tokens] if asked.seed is None else asked.seed
     settings = replace(job.settings, seed=seed % 2 ** 64, max_tokens=most)
     kept = tuple(tokens[:place.tokens])
-    _, _, matcher = model.check(len(prompt) + made, settings)
+    _, limit, matcher = model.check(0, settings)
+    if len(prompt) + made > limit:
+        raise ApiError(400, f"text: with it the response has {len(prompt) + made} tokens, the context holds {limit}; go "
+                            "further back, or shorten the text", "invalid_value", "text")
     if matcher is not None:
         matcher.after_all([*kept, *injected])
     begun = (*random[:place.tokens + 1], *[seed] * len(injected))
@@ -148,7 +151,7 @@ def _place(tokenizer: Any, tokens: Sequence[int], asked: EditRequest) -> Place:
         return Place(asked.token)
     wanted, text = asked.before if asked.before is not None else asked.after, TokenText(tokenizer, tokens)
     try:
-        at = text.find(wanted, asked.which)            # type: ignore[arg-type]
+        at = text.find(wanted, asked.which, "text" if asked.before is not None else "after")   # type: ignore[arg-type]
     except UserError as error:
         raise ApiError(400, f"position: {error}", "invalid_place", "position") from None
     return text.place(at if asked.before is not None else at + len(wanted))        # type: ignore[arg-type]

@@ -234,6 +234,18 @@ def test_stop_strings(model):
     assert model.generate(prompt, temperature=0, max_tokens=20, stop=[stop]).result() == second
 
 
+def test_a_message_behind_a_place_inside_a_token(model):
+    """What is left of the token is part of the answer, for the model too."""
+    talk = conversation(model, max_tokens=20)
+    said = answer(talk, "Hello there")
+    word = next(w for w in said.split() if len(w) > 4 and said.count(w[1:]) == 1)
+    talk.correct(to_text=word[1:])
+    head = said[:said.index(word) + 1]
+    assert talk.messages[-1]["content"] == head.strip() and talk.session.text.endswith(head)
+    answer(talk, "And you?")
+    assert head + "\n" in model.decode(talk.session.tokens) and talk.messages[1]["content"] == head.strip()
+
+
 def test_a_stop_string_that_begins_before_a_correction(model, tmp_path):
     def corrected(**more):
         talk = conversation(model, max_tokens=30, **more)

@@ -110,6 +110,20 @@ def test_to_text(model):
     assert made.text == said[:30] and made.undo() and made.text == said
 
 
+@pytest.mark.parametrize("how", ["inject", "append"])
+def test_token_ids_behind_a_place_inside_a_token_leave_the_rest_where_it_is(model, how):
+    made = session(model)
+    said = run(made, 16)
+    pieces = [model.model.tokenizer.decode_bytes(t).decode() for t in made.tokens[made.start:]]
+    long = next(i for i, piece in enumerate(pieces) if i > 3 and len(piece.strip()) > 3)
+    made.rollback(after_text=said[:len("".join(pieces[:long])) + 2])
+    before, first = made.text, made.start
+    getattr(made, how)([5, 6, 7])
+    assert model.decode(made.tokens[first:]) == before + model.decode([5, 6, 7])
+    next(made.generate())
+    assert made.undo() is (how == "inject") and (how == "append" or made.text == said)
+
+
 def test_a_place_inside_a_token_keeps_the_tokens_before_and_spells_the_rest(model):
     made = session(model)
     said = run(made, 16)
@@ -490,7 +504,14 @@ def test_mistakes_in_the_type_of_a_correction_are_named(model):
     made = session(model)
     run(made, 4)
     for call, words in ((lambda: made.rollback("am sure"), r"rollback: 'am sure' is a text.*write rollback\(to_text='am sure'\)"),
-                        (lambda: made.inject(None), "inject: a text, token ids or messages are expected, got NoneType"),
+                        (lambda: made.inject(None), "inject: a text or token ids are expected, got NoneType"),
+                        (lambda: made.inject([{"role": "user", "content": "x"}]),
+                         "inject: a text or token ids are expected, got messages"),
+                        (lambda: made.append([{"role": "user", "content": "x"}]),
+                         "prompt: a text or token ids are expected, got messages"),
+                        (lambda: made.inject(b"text"), "are expected, got bytes; decode them first"),
+                        (lambda: model.generate(bytearray(b"x")), "messages are expected, got bytearray; decode them"),
+                        (lambda: made.rollback(after_text=""), "after_text: a text of the answer is expected, got ''"),
                         (lambda: made.inject([999999]), "inject: token 999999 is outside the vocabulary of"),
                         (lambda: made.inject([]), "inject: is empty")):
         before = made.tokens

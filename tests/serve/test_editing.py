@@ -319,7 +319,7 @@ def test_what_cannot_be_edited(plain):
             ({"position": {"token": 1}, "text": 4}, "invalid_value", "text: a string is expected, got 4"),
             ({"position": {"token": 1}, "what": 4}, "unknown_parameter", "what: no such field"),
             ({"position": {"token": 29}, "text": " and so on"}, "invalid_value", "max_tokens are 30; give max_tokens"),
-            ({"position": {"token": 1}, "text": "a " * 600, "max_tokens": 5}, "invalid_value", "the context 512"),
+            ({"position": {"token": 1}, "text": "a " * 600, "max_tokens": 5}, "invalid_value", "the context holds 512"),
             ({"position": {"token": 1}, "n": 17}, "invalid_value", "n: a whole number from 1 to 16")]:
         status, found_code, said = refused(plain, name, **body)
         assert (status, found_code) == (400, code) and message in said, (body, said)
@@ -328,6 +328,20 @@ def test_what_cannot_be_edited(plain):
     assert (status, code) == (404, "response_not_found") and "no such response" in said
     raw = plain.request("POST", f"{PLAIN}/{name}/edit", b'{"position": {"token": 1}, "text": "\\ud800"}')
     assert raw[0] == 400 and b"half a surrogate pair" in raw[2]
+
+
+def test_an_edit_that_fills_the_context_exactly(plain):
+    found, room = ask(plain), plain.model.context - len(plain.model.encode(PROMPT)) - 5
+    assert len(plain.model.model.tokenizer.encode(" the" * room, add_bos=False)) == room
+    full = edit(plain, found, position={"token": 5}, text=" the" * room, max_tokens=3)
+    assert full["choices"][0]["finish_reason"] == "length" and full["usage"]["completion_tokens"] == 1
+    status, code, words = refused(plain, found["id"], position={"token": 5}, text=" the" * (room + 1), max_tokens=3)
+    assert (status, code) == (400, "invalid_value") and words == (
+        f"text: with it the response has {plain.model.context + 1} tokens, the context holds {plain.model.context}; go "
+        "further back, or shorten the text")
+    for name in ("text", "after"):
+        words = refused(plain, found["id"], position={name: ""})[2]
+        assert words == f"position: {name}: a text of the answer is expected, got ''"
 
 
 def test_text_that_does_not_tokenise(plain, monkeypatch):
