@@ -21,13 +21,13 @@ from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.batch import Batch
 from m3jit.vm.vm import VM
-from tests.models.test_llama import generate, register_of
+from tests.models.peers import near_the_peer, same_bytes_everywhere
+from tests.models.test_llama import generate
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import make_tiny_architectures as tiny_models  # noqa: E402  (found through the path set above)
-from make_tiny_models import sha256  # noqa: E402
 
 ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/tiny_architectures.json.gz").read_bytes()))
 PROMPT = ORACLE["prompt"]
@@ -45,27 +45,7 @@ def test_every_architecture_has_an_oracle():
 
 @pytest.mark.parametrize("name", tiny_models.names())
 def test_logits_and_tokens_against_llama_cpp(name, folder):
-    """As near to the unrounded model as llama.cpp is, as near to llama.cpp as the two errors allow, and the same greedy
-    tokens up to the first position where the peer's own margin is within its logit error.
-
-    The peer's error is the larger of that at the compared position and that over all 24; two roundings of one model may
-    differ in luck: hence the factor 1.5."""
-    path, row = tiny_models.build(folder, name), ORACLE["models"][name]
-    assert sha256(path) == row["sha256"], "the peer ran another file"
-    tokens, _, vm = generate(path, "cpu", prompt=PROMPT, tokens=len(row["tokens"]))
-    _, _, first = generate(path, "cpu", prompt=PROMPT, tokens=1)
-    logits = first.get("rLogits").data.ravel()
-    own = np.abs(logits - np.array(row["exact_logits"]))
-    apart = np.abs(logits - np.array(row["logits"]))
-    here = np.abs(np.array(row["logits"]) - np.array(row["exact_logits"]))
-    most, mean = max(row["max_error"], here.max()), max(row["mean_error"], here.mean())
-    print(f"\n{name:20} error against the unrounded model: max {own.max():.4f} mean {own.mean():.4f}; llama.cpp's: "
-          f"max {most:.4f} mean {mean:.4f}; apart: max {apart.max():.4f} mean {apart.mean():.4f}")
-    assert own.max() <= 1.5 * most and own.mean() <= 1.5 * mean
-    assert apart.max() <= own.max() + most and apart.mean() <= 2 * mean
-    stop = next((i for i, margin in enumerate(row["margin"]) if margin <= most), len(row["margin"]))
-    assert tokens[:stop] == row["tokens"][:stop]
-    assert vm.regions.regions, "nothing was compiled"
+    near_the_peer(name, tiny_models.build(folder, name), ORACLE["models"][name], PROMPT)
 
 
 @pytest.mark.parametrize("family", [f for f, family in tiny_models.FAMILIES.items() if "Q4_K" in family.types])
@@ -73,16 +53,8 @@ def test_same_bytes_everywhere(family, folder):
     """Interpreter, CPU levels, threads: tokens and every register; prompt chunks of 1, 7 and all: tokens and logits.
 
     The baseline level, whose kernels take longest to compile, runs gemma3, the architecture with most in it."""
-    path = tiny_models.build(folder, f"{family}/Q4_K")
-    logits = register_of(path, "rLogits")
-    tokens, registers, _ = generate(path, "interpreter", prompt=PROMPT, tokens=2)
     levels = [("cpu:native", 1), ("cpu:native", 2), ("cpu:avx2", 2)] + [("cpu:baseline", 1)] * (family == "gemma3")
-    for backend, threads in levels:
-        found, others, _ = generate(path, backend, prompt=PROMPT, tokens=2, threads=threads)
-        assert found == tokens and others == registers, (backend, threads)
-    for chunk in (1, 7, len(PROMPT)):
-        found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=2, chunk=chunk)
-        assert found == tokens and others[logits] == registers[logits], chunk
+    same_bytes_everywhere(tiny_models.build(folder, f"{family}/Q4_K"), PROMPT, levels)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "phi3-long", "qwen3moe"])

@@ -12,14 +12,14 @@ import pytest
 
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.provider import Models
+from tests.models.peers import near_the_peer, same_bytes_everywhere
 from tests.models.test_architectures import rewritten, set_key, set_tensor
-from tests.models.test_llama import generate, register_of
+from tests.models.test_llama import generate
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import make_tiny_bitnet as tiny  # noqa: E402  (found through the path set above)
-from make_tiny_models import sha256  # noqa: E402
 
 
 def oracle(name: str) -> dict:
@@ -38,23 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", tiny.names() + tiny.names(peer=False))
 def test_logits_and_tokens_against_the_peers(name, folder):
-    """As near to the unrounded model as the peer is (see test_architectures.py); transformers rounds nothing in F32
+    """As near to the unrounded model as the peer is (`near_the_peer`); transformers rounds nothing in F32
     models, and its cache is exact."""
     assert RELU2["prompt"] == PROMPT
-    path, row = tiny.build(folder, name), MODELS[name]
-    assert sha256(path) == row["sha256"], "the peer ran another file"
-    tokens, _, vm = generate(path, "cpu", prompt=PROMPT, tokens=len(row["tokens"]))
-    _, _, first = generate(path, "cpu", prompt=PROMPT, tokens=1)
-    logits = first.get("rLogits").data.ravel()
-    own = np.abs(logits - np.array(row["exact_logits"]))
-    apart = np.abs(logits - np.array(row["logits"]))
-    here = np.abs(np.array(row["logits"]) - np.array(row["exact_logits"]))
-    most = max(row["max_error"], here.max(), F16_CACHE / 1.5)
-    print(f"\n{name:20} error {own.max():.4f} mean {own.mean():.4f}; the peer's {most:.4f}; apart {apart.max():.4f}")
-    assert own.max() <= 1.5 * most and apart.max() <= own.max() + most
-    stop = next((i for i, margin in enumerate(row["margin"]) if margin <= most), len(row["margin"]))
-    assert stop and tokens[:stop] == row["tokens"][:stop]
-    assert vm.regions.regions, "nothing was compiled"
+    assert near_the_peer(name, tiny.build(folder, name), MODELS[name], PROMPT, F16_CACHE)
 
 
 def test_the_activation_matters(folder):
@@ -65,15 +52,7 @@ def test_the_activation_matters(folder):
 
 @pytest.mark.parametrize("name", ["scales/TQ2_0", "relu2/TQ2_0"])
 def test_same_bytes_everywhere(name, folder):
-    path = tiny.build(folder, name)
-    logits = register_of(path, "rLogits")
-    tokens, registers, _ = generate(path, "interpreter", prompt=PROMPT, tokens=2)
-    for backend, threads in (("cpu:native", 1), ("cpu:avx2", 2), ("cpu:baseline", 2)):
-        found, others, _ = generate(path, backend, prompt=PROMPT, tokens=2, threads=threads)
-        assert found == tokens and others == registers, (backend, threads)
-    for chunk in (1, 7, len(PROMPT)):
-        found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=2, chunk=chunk)
-        assert found == tokens and others[logits] == registers[logits], chunk
+    same_bytes_everywhere(tiny.build(folder, name), PROMPT, (("cpu:native", 1), ("cpu:avx2", 2), ("cpu:baseline", 2)))
 
 
 def test_both_ternary_types_compute_alike(folder):

@@ -14,14 +14,14 @@ import pytest
 from m3jit.isa.kv import KVGeometry
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.provider import Models
+from tests.models.peers import near_the_peer, same_bytes_everywhere
 from tests.models.test_architectures import rewritten, set_key, set_tensor
-from tests.models.test_llama import generate, register_of
+from tests.models.test_llama import generate
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import make_tiny_deepseek as tiny  # noqa: E402  (found through the path set above)
-from make_tiny_models import sha256  # noqa: E402
 
 ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/tiny_deepseek.json.gz").read_bytes()))
 PROMPT = ORACLE["prompt"]
@@ -35,36 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_tokens_against_llama_cpp(name, folder):
-    """As near to the unrounded model as llama.cpp is (see test_architectures.py)."""
-    path, row = tiny.build(folder, name), ORACLE["models"][name]
-    assert sha256(path) == row["sha256"], "the peer ran another file"
-    tokens, _, vm = generate(path, "cpu", prompt=PROMPT, tokens=len(row["tokens"]))
-    _, _, first = generate(path, "cpu", prompt=PROMPT, tokens=1)
-    logits = first.get("rLogits").data.ravel()
-    own = np.abs(logits - np.array(row["exact_logits"]))
-    apart = np.abs(logits - np.array(row["logits"]))
-    here = np.abs(np.array(row["logits"]) - np.array(row["exact_logits"]))
-    most, mean = max(row["max_error"], here.max()), max(row["mean_error"], here.mean())
-    print(f"\n{name:20} error against the unrounded model: max {own.max():.4f} mean {own.mean():.4f}; llama.cpp's: "
-          f"max {most:.4f} mean {mean:.4f}; apart: max {apart.max():.4f}")
-    assert own.max() <= 1.5 * most and own.mean() <= 1.5 * mean
-    assert apart.max() <= own.max() + most and apart.mean() <= 2 * mean
-    stop = next((i for i, margin in enumerate(row["margin"]) if margin <= most), len(row["margin"]))
-    assert tokens[:stop] == row["tokens"][:stop]
-    assert vm.regions.regions, "nothing was compiled"
+    near_the_peer(name, tiny.build(folder, name), ORACLE["models"][name], PROMPT)
 
 
 @pytest.mark.parametrize("name", ["plain/old/Q8_0", "experts/new/Q8_0"])
 def test_same_bytes_everywhere(name, folder):
-    path = tiny.build(folder, name)
-    logits = register_of(path, "rLogits")
-    tokens, registers, _ = generate(path, "interpreter", prompt=PROMPT, tokens=2)
-    for backend, threads in (("cpu:native", 1), ("cpu:native", 2), ("cpu:avx2", 2)):
-        found, others, _ = generate(path, backend, prompt=PROMPT, tokens=2, threads=threads)
-        assert found == tokens and others == registers, (backend, threads)
-    for chunk in (1, 7, len(PROMPT)):
-        found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=2, chunk=chunk)
-        assert found == tokens and others[logits] == registers[logits], chunk
+    same_bytes_everywhere(tiny.build(folder, name), PROMPT, (("cpu:native", 1), ("cpu:native", 2), ("cpu:avx2", 2)))
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
