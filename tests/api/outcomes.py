@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from m3jit import VM, Tensor
-from tests.api.random_programs import Item, Program
+from tests.api.random_items import Item, Program
 
 
 def exact(value: Any) -> tuple:

@@ -10,7 +10,8 @@ import pytest
 
 from m3jit import M3Error
 from tests.api.outcomes import exact
-from tests.api.random_programs import Item, Program, array, generate
+from tests.api.random_items import Item, Program, array
+from tests.api.random_programs import generate
 
 COUNT = int(os.environ.get("M3JIT_LENGTHS", "25"))
 PLAIN = {"unary", "binary", "clip", "softmax", "reduce", "argmax", "sort", "topk", "reshape", "slice", "concat",

@@ -16,7 +16,7 @@ from m3jit.isa.fields import (GPR, REQUIRED, STATE, BytesField, EnumField, Field
                               IntOrReg, Number, PayloadReg, PrecisionField, Reg, RegField, RegList, ShapeField)
 from m3jit.isa.table import BY_NAME, OPS, Instruction, load_table
 from tests.api.outcomes import exact
-from tests.api.random_programs import array
+from tests.api.random_items import array
 
 load_table()
 ROWS = [row for row in OPS if row.route == "value" and row.executable and
