@@ -128,7 +128,7 @@ def test_sound_that_is_attached_after_a_version_was_restored_goes_on(tmp_path):
         store.commit(vm, "a")
         store.restore(other, "a"), store.restore(late, "a")
     with pytest.raises(m3jit.errors.UserError, match=r"the version that was restored has this sound with 1 channels at "
-                                                     r"1000 Hz and 1 seconds of it, not 2 at 8000 Hz and 3; attach the"):
+                                                     r"1000 Hz and 1 seconds of it, not 2 at 8000 Hz and 3; attach"):
         other.audio_input("AUDIO_PCM", 8000, 3.0, 2)
     ring = other.audio_input("AUDIO_PCM", 1000, 1.0)
     assert ring is other.sources["AUDIO_PCM"]
