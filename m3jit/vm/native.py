@@ -64,18 +64,23 @@ def name_of(key: Any) -> str:
     return f"{key[0]}{key[1]}" if isinstance(key, tuple) and len(key) == 2 else str(key).replace(" ", "")
 
 
+def binds(shape: Sequence[int], dims: Sequence[Any], syms: dict[Sym, int]) -> bool:
+    """Does a shape have these dimensions?  Binds symbols, which are 2 at least."""
+    if len(shape) != len(dims):
+        return False
+    for have, want in zip(shape, dims):
+        if want.__class__ is int:
+            if have != want:
+                return False
+        elif have < 2 or syms.setdefault(want, have) != have:
+            return False
+    return True
+
+
 def fits(value: Any, t: Type | None, syms: dict[Sym, int]) -> bool:
     """Does a live-in value have type t?  Binds symbols."""
     if isinstance(t, TensorType):
-        if type(value) is not Tensor or value.dtype is not t.dtype or len(value.shape) != len(t.shape):
-            return False
-        for have, want in zip(value.shape, t.shape):
-            if isinstance(want, int):
-                if have != want:
-                    return False
-            elif have < 2 or syms.setdefault(want, have) != have:
-                return False
-        return True
+        return type(value) is Tensor and value.dtype is t.dtype and binds(value.shape, t.shape, syms)
     if t is None:
         return value is None
     if isinstance(t, ScalarType):
@@ -110,8 +115,9 @@ class Guards:
         self.kinds = tuple(type(None) if t is None else Tensor if isinstance(t, TensorType) else int if t == I64T
                            else float for _, t in known)
         tensors = [(i, t) for i, (_, t) in enumerate(known) if isinstance(t, TensorType)]
-        self.symbolic = [(i, t) for i, t in tensors if not all(isinstance(d, int) for d in t.shape)]
-        self.fixed = [(i, t.dtype, tuple(t.shape)) for i, t in tensors if (i, t) not in self.symbolic]
+        symbolic = [not all(isinstance(d, int) for d in t.shape) for _, t in tensors]
+        self.symbolic, self.fixed = ([(i, t.dtype, tuple(t.shape)) for (i, t), named in zip(tensors, symbolic)
+                                      if named is wanted] for wanted in (True, False))
         self.pick = from_general(self.keys)
 
     def match(self, regs: Registers) -> dict[Sym, int] | None:
@@ -124,8 +130,9 @@ class Guards:
             if v.dtype is not dtype or v.shape != shape:
                 return None
         syms: dict[Sym, int] = {}
-        for i, t in self.symbolic:
-            if not fits(values[i], t, syms):
+        for i, dtype, dims in self.symbolic:
+            v = values[i]
+            if v.dtype is not dtype or not binds(v.shape, dims, syms):
                 return None
         for key, other in self.others:
             if not fits(regs.get(key), other, syms):
