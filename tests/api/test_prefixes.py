@@ -16,21 +16,16 @@ from m3jit.models.adapters import Adapter
 from m3jit.models.prefix_index import PrefixIndex
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
+from tests.models.families import FAMILIES, RECURRENT, build
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import make_tiny_adapters  # noqa: E402  (found through the path set above)
-import make_tiny_architectures  # noqa: E402
-import make_tiny_deepseek  # noqa: E402
-import make_tiny_recurrent  # noqa: E402
 
 TEXT = [int(t) for t in np.random.default_rng(8).integers(4, 200, 200)]
 OTHER = [int(t) for t in np.random.default_rng(9).integers(4, 200, 60)]
 GREEDY = Settings(max_tokens=4, temperature=0.0)
 SAMPLED = Settings(max_tokens=4, temperature=1.1, top_k=0, seed=4, logprobs=1, repeat_penalty=1.2)
-FAMILIES = {"llama3/Q8_0": make_tiny_architectures, "plain/new/F32": make_tiny_deepseek,
-            "mamba2/F32": make_tiny_recurrent, "jamba/F32": make_tiny_recurrent}
-RECURRENT = ("mamba2/F32", "jamba/F32")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model_of(folder: Path, name: str, prefixes: PrefixIndex | None, **options: Any) -> LanguageModel:
-    return LanguageModel(str(FAMILIES[name].build(folder, name)), Models(), threads=1, options=Options(**options),
+    return LanguageModel(str(build(folder, name)), Models(), threads=1, options=Options(**options),
                          prefixes=prefixes)
 
 

@@ -1,7 +1,6 @@
 """A prompt that is stopped between two of its chunks: its states serve, and no logits of other tokens go with them."""
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,15 @@ from m3jit.api.generation import Generation, LanguageModel, Settings
 from m3jit.models.prefix_index import PrefixIndex
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import make_tiny_architectures  # noqa: E402  (found through the path set above)
-import make_tiny_recurrent  # noqa: E402
+from tests.models.families import build
 
 IDS = [int(t) for t in np.random.default_rng(8).integers(4, 200, 120)]
 FIRST, CHUNK = 20, 8                # tokens of the prompt before; of a chunk
-FAMILIES = {"llama3/Q8_0": make_tiny_architectures, "jamba/F32": make_tiny_recurrent}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=["llama3/Q8_0", "jamba/F32"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(FAMILIES[request.param].build(tmp_path_factory.mktemp("stopped"), request.param))
+    return str(build(tmp_path_factory.mktemp("stopped"), request.param))
 
 
 def model_of(path: str, prefixes: PrefixIndex | None = None) -> LanguageModel:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,7 @@ import m3jit
 from m3jit.api.generation import Settings
 from m3jit.durable import Store, StoreError
 from tests.durable.programs import state
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import make_tiny_architectures  # noqa: E402  (found through the path set above)
-import make_tiny_deepseek  # noqa: E402
-import make_tiny_recurrent  # noqa: E402
+from tests.models.families import build
 
 
 def slow(name: str) -> Any:
@@ -33,13 +27,6 @@ PROMPT = list(range(20, 90))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("families")
-
-
-def build(folder: Path, name: str) -> Any:
-    for tools in (make_tiny_architectures, make_tiny_recurrent, make_tiny_deepseek):
-        if name in tools.names():
-            return tools.build(folder, name)
-    raise KeyError(name)
 
 
 def tokens(vm: Any, count: int | None = None) -> list[int]:

@@ -1,8 +1,7 @@
-"""Edits by the engine, for every family of models: what is computed before a text goes on, and that it is what computing
-everything gives.  Without an index, so that the response's own states serve."""
+"""Edits by the engine, for every family of models: what is computed before a text goes on, and that it is what
+computing everything gives.  Without an index, so that the response's own states serve."""
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,10 @@ from m3jit.models.program import CHUNK, Options  # noqa: E402
 from m3jit.models.provider import Models  # noqa: E402
 from m3jit.serve import editing  # noqa: E402
 from m3jit.serve.engine import Engine, Fork, Job, Ticket  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import make_tiny_architectures  # noqa: E402  (found through the path set above)
-import make_tiny_deepseek  # noqa: E402
-import make_tiny_recurrent  # noqa: E402
+from tests.models.families import RECURRENT, build  # noqa: E402
 
 PROMPT = [int(t) for t in np.random.default_rng(8).integers(4, 200, 30)]
 SETTINGS = Settings(max_tokens=80, temperature=1.1, top_k=0, seed=4, repeat_penalty=1.2)
-FAMILIES = {"llama3/Q8_0": make_tiny_architectures, "plain/new/F32": make_tiny_deepseek,
-            "mamba2/F32": make_tiny_recurrent, "jamba/F32": make_tiny_recurrent}
-RECURRENT = ("mamba2/F32", "jamba/F32")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +46,7 @@ def finished(engine: Engine, jobs: list[Job]) -> list[Ticket]:
 
 @pytest.mark.parametrize("name", ["llama3/Q8_0", pytest.param("plain/new/F32", marks=pytest.mark.slow), *RECURRENT])
 def test_edits_and_alternatives(name, folder):
-    model = LanguageModel(str(FAMILIES[name].build(folder, name)), Models(), threads=1, options=Options())
+    model = LanguageModel(str(build(folder, name)), Models(), threads=1, options=Options())
     recurrent, engine = name in RECURRENT, Engine(model)
     try:
         whole, other = finished(engine, [Job(PROMPT, replace(SETTINGS, seed=seed), lambda *found: None, random=(seed,),
