@@ -19,8 +19,8 @@ def _replay_talk(log: str, moved: tuple[str, ...], quiet: bool, **options: Any) 
         if name == "say":
             note(f"> {arguments[0]}")
         elif name not in ("next", "leave", "show", "close"):
-            given = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in named.items())]
-            note(f"[{name}{': ' if given else ''}{', '.join(given)}]")
+            given = call_text(arguments, named)
+            note(f"[{name}{': ' if given else ''}{given}]")
     again = TalkReplay(log, LazyModels().models, **options, moved=moved,
                        **({} if quiet else {"write": Dialogue._write, "heard": heard}))
     report = again.run()
@@ -42,7 +42,8 @@ def _agrees(log: str, report: Any) -> str:
 @click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--model", "moved", multiple=True, metavar="FILE",
               help="A model that lies elsewhere now; it is known by its content. Repeated: several.")
-@click.option("--files", metavar="FOLDER", help="Write the files that the run wrote to this folder [they are not kept].")
+@click.option("--files", metavar="FOLDER",
+              help="Write the files that the run wrote to this folder [they are not kept].")
 @click.option("--any-version", is_flag=True, help="Also logs that another version of m3jit wrote.")
 @click.option("--quiet", "-q", is_flag=True, help="Compare only; write nothing on standard output.")
 @click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory [three quarters of what is free].")

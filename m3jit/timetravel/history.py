@@ -18,12 +18,23 @@ class Call(NamedTuple):
         return self.text
 
 
+FEW = 8                            # token ids that are shown one by one
+
+
+def call_text(arguments: tuple, named: dict[str, Any]) -> str:
+    """The arguments of a call in a few words."""
+    def said(value: Any) -> str:
+        if type(value) is tuple and len(value) > FEW and all(type(n) is int for n in value):
+            return f"<{len(value)} tokens>"
+        return brief(repr(value))
+    return ", ".join([*map(said, arguments), *(f"{key}={said(value)}" for key, value in named.items())])
+
+
 def heard(event: Event) -> Event:
     """An event, for somebody who looks on: calls of the host, and the text that they gave, are what it said."""
     if event.what == "call":
         _, name, arguments, named = event.value
-        given = ", ".join([*map(repr, arguments), *(f"{key}={value!r}" for key, value in named.items())])
-        shown = f"{name}({brief(given)})" if name not in ("next", "show") else ""
+        shown = f"{name}({call_text(arguments, named)})" if name not in ("next", "show") else ""
         return event._replace(what="said", value=Call(shown))
     if event.what == "gave":
         text = event.value[0] if type(event.value) is tuple and event.value else event.value

@@ -182,6 +182,7 @@ def repeated(path: Path, made: RecordedSession, steps: int, seed: int, backends:
     whole(path, backends, made.machine.retired)
     debugger = open_log(str(path), MODELS, "cpu", 1)
     debugger.engine.run()
+    assert all(len(line) < 200 for line in tree(debugger.engine.history))
     end = digest(debugger.vm.main)
     assert "the log ends after" in str(debugger.engine.ended) and debugger.engine.time == made.machine.retired
     debugger.engine.go(debugger.engine.time // 2)
