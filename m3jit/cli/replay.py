@@ -14,6 +14,7 @@ def _replay_talk(log: str, moved: tuple[str, ...], quiet: bool, **options: Any) 
     from m3jit.api.replayed import TalkReplay
     from m3jit.cli.dialogue import Dialogue
     from m3jit.cli.what import LazyModels
+    from m3jit.timetravel.history import call_text
 
     def heard(name: str, arguments: tuple, named: dict[str, Any]) -> None:
         if name == "say":
