@@ -20,6 +20,7 @@ from m3jit.ir.loop_builder import Builder
 from m3jit.ir.passes.fuse import Group
 from m3jit.ir.tensor import Node
 from m3jit.isa import types as T
+from m3jit.kernels.reduce import combine
 
 CHUNK = 4096                      # elements of one group of a flat kernel
 LANES = 64
@@ -271,14 +272,7 @@ class _Fused:
         return self.b.cvt(v, self.accumulator_type(n)) if v.type != self.accumulator_type(n) else v
 
     def combine(self, n: Node, acc: Value, v: Value) -> Value:
-        op, b = n.attrs["op"], self.b
-        if op == "SUM":
-            return acc + v
-        if op == "PROD":
-            return acc * v
-        if acc.type == "f32":
-            return b.fmax(acc, v) if op == "MAX" else b.fmin(acc, v)
-        return b.imax(acc, v) if op == "MAX" else b.imin(acc, v)
+        return combine(self.b, n.attrs["op"], acc, v)
 
     def finish_reduce(self, n: Node, acc: Value) -> Value:
         return self.b.fold_pairs([acc], lambda own, other: [self.combine(n, own[0], other[0])])[0] \
