@@ -58,8 +58,8 @@ class TokenText:
         return Place(kept, self.data[done:byte].decode("utf-8", "replace"))
 
     def find(self, wanted: str, which: int | None = None, name: str = "to_text") -> int:
-        """The character where `wanted` begins.  which: the how-manieth, from 1 or, from the end, -1.  name: how errors call
-        it.
+        """The character where `wanted` begins.  which: the how-manieth, from 1 or, from the end, -1.  name: how errors
+        call it.
 
         UserError: it is not there, or more than once and `which` is not given; the places are listed."""
         if not isinstance(wanted, str) or not wanted:

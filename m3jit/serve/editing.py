@@ -134,8 +134,8 @@ def plan(model: LanguageModel, original: Ticket, asked: EditRequest) -> Edit:
     kept = tuple(tokens[:place.tokens])
     _, limit, matcher = model.check(0, settings)
     if len(prompt) + made > limit:
-        raise ApiError(400, f"text: with it the response has {len(prompt) + made} tokens, the context holds {limit}; go "
-                            "further back, or shorten the text", "invalid_value", "text")
+        raise ApiError(400, f"text: with it the response has {len(prompt) + made} tokens, the context holds "
+                       f"{limit}; go further back, or shorten the text", "invalid_value", "text")
     if matcher is not None:
         matcher.after_all([*kept, *injected])
     begun = (*random[:place.tokens + 1], *[seed] * len(injected))

@@ -1,4 +1,5 @@
-"""Sessions: going back, correcting and going on gives what was computed from the start, and computes only what is new."""
+"""Sessions: going back, correcting and going on gives what was computed from the start, and computes only what is
+new."""
 from __future__ import annotations
 
 import os
@@ -270,12 +271,14 @@ def test_noting_checkpoints_changes_nothing_else():
 # Anything in any order.
 
 def wander(session: Session, steps: int, random: Random) -> None:
-    """Random operations; whenever something was generated, a session that begins with the same tokens gives the same."""
+    """Random operations; whenever something was generated, a session that begins with the same tokens gives the
+    same."""
     made, kept = [session], []
     for _ in range(steps):
         one = random.choice(made)
         size = len(one.tokens)
-        what = random.choice(("generate", "generate", "rollback", "inject", "fork", "undo", "snapshot", "restore", "append"))
+        what = random.choice(("generate", "generate", "rollback", "inject", "fork", "undo", "snapshot", "restore",
+                              "append"))
         if what == "generate" and size and size < one.context - 12 and one.finish_reason != "stop":
             fresh = session.fork()                     # of the same program; it computes all tokens again
             there = one.snapshot()
@@ -283,13 +286,15 @@ def wander(session: Session, steps: int, random: Random) -> None:
             count, waiting, evaluated = random.randint(1, 9), one.waiting, one.evaluated
             said = [(p.text, p.tokens, p.finish_reason) for p in one.generate(count)]
             assert said == [(p.text, p.tokens, p.finish_reason) for p in fresh.generate(count)]
-            assert one.tokens == fresh.tokens and one.snapshot().random == fresh.snapshot().random and one.text == fresh.text
+            assert one.tokens == fresh.tokens and one.snapshot().random == fresh.snapshot().random
+            assert one.text == fresh.text
             assert waiting <= one.evaluated - evaluated <= waiting + count
             fresh.close()
         elif what == "rollback" and size:
             one.rollback(to_token=random.randint(max(1, size - 30), size))
         elif what in ("inject", "append") and size < one.context - 80:
-            getattr(one, what)([random.randint(5, 200) for _ in range(random.randint(1, 70 if what == "append" else 6))])
+            getattr(one, what)([random.randint(5, 200)
+                                for _ in range(random.randint(1, 70 if what == "append" else 6))])
         elif what == "fork" and len(made) < 6:
             made.append(one.fork())
         elif what == "undo":
@@ -311,8 +316,8 @@ def test_any_order(model, seed, settings):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_any_order_with_recurrent_states(recurrent, seed):
-    wander(session(recurrent[0], [9, 8, 7], temperature=1.0, checkpoints=[EveryTokens(4), EveryToken(keep=3)][seed]), 50,
-           Random(seed))
+    wander(session(recurrent[0], [9, 8, 7], temperature=1.0, checkpoints=[EveryTokens(4), EveryToken(keep=3)][seed]),
+           50, Random(seed))
 
 
 @pytest.mark.slow
@@ -419,7 +424,8 @@ def test_prompts_that_follow(model):
 
 # On disk.
 
-@pytest.mark.parametrize("settings", [SAMPLED, {"grammar": Grammar("regex", "(very |quite ){9,12}good")}], ids=["sampled", "grammar"])
+@pytest.mark.parametrize("settings", [SAMPLED, {"grammar": Grammar("regex", "(very |quite ){9,12}good")}],
+                         ids=["sampled", "grammar"])
 def test_a_saved_session_goes_on_without_computing(model, tmp_path, settings):
     made = session(model, **settings)
     run(made, 12)
@@ -463,7 +469,8 @@ def test_what_cannot_be_loaded(model, recurrent, tmp_path):
             (Session(recurrent[0]), "was saved with another model, 'm3jit default' .* and the one here is"),
             (Session(model, context=3), "the context holds 3"),
             (Session(model, repeat_penalty=1.3), "without a repeat penalty, and here there is one .*--repeat-penalty"),
-            (Session(model, options=Options(kv_type="Q8_0")), "kv_type = F16, and here it is Q8_0 .--kv-type.; open it")):
+            (Session(model, options=Options(kv_type="Q8_0")),
+             "kv_type = F16, and here it is Q8_0 .--kv-type.; open it")):
         with pytest.raises(UserError, match=words):
             target.load(tmp_path / "store")
         assert target.tokens == ()
@@ -496,14 +503,16 @@ def test_a_saved_session_is_known_by_the_content_of_its_model(tmp_path):
     raw[-3000] ^= 1
     changed = tmp_path / "c.gguf"
     changed.write_bytes(raw)
-    with pytest.raises(UserError, match="with another model, .* of content [0-9a-f]{32}, and the one here .*open it so"):
+    with pytest.raises(UserError,
+                       match="with another model, .* of content [0-9a-f]{32}, and the one here .*open it so"):
         Session(load_model(changed, threads=1), temperature=0).load(tmp_path / "store")
 
 
 def test_mistakes_in_the_type_of_a_correction_are_named(model):
     made = session(model)
     run(made, 4)
-    for call, words in ((lambda: made.rollback("am sure"), r"rollback: 'am sure' is a text.*write rollback\(to_text='am sure'\)"),
+    for call, words in ((lambda: made.rollback("am sure"),
+                         r"rollback: 'am sure' is a text.*write rollback\(to_text='am sure'\)"),
                         (lambda: made.inject(None), "inject: a text or token ids are expected, got NoneType"),
                         (lambda: made.inject([{"role": "user", "content": "x"}]),
                          "inject: a text or token ids are expected, got messages"),
@@ -558,7 +567,8 @@ def test_a_stop_string_that_begins_before_the_place_where_it_goes_on(model, plac
     made = begun(stop=[stop, "never there"])
     *pieces, last = made.generate(12)
     assert [piece.text for piece in pieces] == [""] * len(pieces) and (last.text, last.back) == ("", 3)
-    assert made.finish_reason == "stop" and made.snapshot().ended_at == p - 3 and made.text.startswith(plain.text[:p + 4])
+    assert made.finish_reason == "stop" and made.snapshot().ended_at == p - 3
+    assert made.text.startswith(plain.text[:p + 4])
     if place == "an edit":                             # one that was injected whole
         whole = begun(stop=[plain.text[p - 3:p]])
         assert run(whole, 5) and whole.finish_reason != "stop"
@@ -649,7 +659,8 @@ def test_places_that_are_not_there(model):
                          ({}, "give one of to_token, to_text and after_text"),
                          ({"to_token": 3, "to_text": "a"}, "give one of"), ({"to_text": ""}, "a text of the answer"),
                          ({"to_text": "xyzzy"}, "'xyzzy' is not in the text, which is '"),
-                         ({"to_text": "a"}, r"'a' is in the text \d+ times: 1: .*; 2: .*; give more of the text, or say which"),
+                         ({"to_text": "a"},
+                          r"'a' is in the text \d+ times: 1: .*; 2: .*; give more of the text, or say which"),
                          ({"to_text": "a", "which": 99}, r"which: 99, but 'a' is in the text \d+ times; give 1 to"),
                          ({"to_text": "a", "which": 0}, "which: 0, but"), ({"to_text": 3}, "a text of the answer")):
         with pytest.raises(UserError, match=words):

@@ -218,7 +218,8 @@ def test_an_edit_without_room_stops_nothing(model):
             assert (status, code) == (429, "queue_full") and "1 requests are waiting" in message and not ticket.stopped
             status, code, message = refused(server, first["id"], position={"token": 1}, n=3)
             assert (status, code) == (400, "invalid_value") and not ticket.stopped
-            assert "n: 3 texts in one request, but this server has 2 places (--batch 1 and --queue 1); ask for 2" in message
+            assert "n: 3 texts in one request, but this server has 2 places (--batch 1 and --queue 1)" in message
+            assert "; ask for 2" in message
             new = pool.submit(edit, server, first, position={"token": 1}, max_tokens=2)    # the original's own place
             assert wait_for(lambda: ticket.stopped)
             gate.release()
@@ -305,10 +306,13 @@ def test_what_cannot_be_edited(plain):
     name, text = found["id"], found["choices"][0]["text"]
     letter = next(c for c in text if text.count(c) > 1)
     for body, code, message in [
-            ({"position": {"token": 31}}, "invalid_place", "position.token: 31, but the answer has 30 tokens; give 0 to 30"),
-            ({"position": {"token": -1}}, "invalid_value", "token: a whole number from 0 to 2147483647 is expected, got -1"),
+            ({"position": {"token": 31}}, "invalid_place",
+             "position.token: 31, but the answer has 30 tokens; give 0 to 30"),
+            ({"position": {"token": -1}}, "invalid_value",
+             "token: a whole number from 0 to 2147483647 is expected, got -1"),
             ({"position": {"text": "Xanadu"}}, "invalid_place", "'Xanadu' is not in the text"),
-            ({"position": {"text": letter}}, "invalid_place", f"'{letter}' is in the text {text.count(letter)} times: 1:"),
+            ({"position": {"text": letter}}, "invalid_place",
+             f"'{letter}' is in the text {text.count(letter)} times: 1:"),
             ({"position": {"text": letter, "which": 99}}, "invalid_place", "which: 99, but"),
             ({"position": {"text": ""}}, "invalid_place", "a text of the answer is expected, got ''"),
             ({"position": {"text": 3}}, "invalid_value", "text: a string is expected, got 3"),
@@ -415,7 +419,8 @@ def test_alternatives_when_the_first_client_text_is_gone(model):
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(server.post, PLAIN, {"model": "default", "prompt": PROMPT, "n": 3, "max_tokens": 4,
                                                       **SAMPLED})
-            assert wait_for(lambda: server.engine.active == 1 and server.engine.waiting == 2), "they wait for the prompt"
+            waiting = wait_for(lambda: server.engine.active == 1 and server.engine.waiting == 2)
+            assert waiting, "they wait for the prompt"
             server.engine._active[0].stop()
             gate.release()
             _, found = answer.result()
