@@ -240,12 +240,11 @@ def put(ctx: Any, reg: Reg | None, value: Any) -> None:
         ctx.bank(reg.bank)[reg.index] = checked(reg, value)
 
 
-def arguments(ops: list[Operand]) -> Callable[[Any], list[Any]]:
-    """context -> the operand values of a machine or control instruction, kinds checked."""
+def arguments(ops: list[Operand]) -> tuple[list[Any] | None, Callable[[Any], list[Any]]]:
+    """The operand values of a machine or control instruction: (those of every context, None where they depend on it;
+    context -> the values, kinds checked)."""
     fixed = [o.value if o.code == "k" else None for o in ops]
     asked = [(i, o, o.bank, o.index, o.classes, _getter(o)) for i, o in enumerate(ops) if o.code != "k"]
-    if not asked:
-        return lambda ctx: fixed
 
     def values_of(ctx: Any) -> list[Any]:
         out = fixed.copy()
@@ -258,7 +257,7 @@ def arguments(ops: list[Operand]) -> Callable[[Any], list[Any]]:
                 _fault(o, v)
             out[i] = v
         return out
-    return values_of
+    return None if asked else fixed, values_of
 
 
 def _getter(o: Operand) -> Callable[[Any], Any] | None:

@@ -150,12 +150,12 @@ class Interpreter:
 
     def _control(self, i: int, ins: Any, nxt: int) -> Handler:
         ops = binding.operands(ins, False, self.machine, self.image.pcs[i])
-        m, body, index_of, arguments = self.machine, ins.op.body, self.image.index_of, binding.arguments(ops)
+        m, body, index_of, (same, arguments) = self.machine, ins.op.body, self.image.index_of, binding.arguments(ops)
 
         def run(ctx: Context) -> int:
             ctx.index, m.ctx, m.instruction = i, ctx, ins
             m.stores = stores = []
-            pc = body(m, *arguments(ctx))
+            pc = body(m, *(arguments(ctx) if same is None else same))
             to = nxt if pc is None else index_of.get(pc)
             if to is None:
                 raise OperandError(f"the target 0x{pc:04x} is not the start of an instruction")
@@ -167,14 +167,14 @@ class Interpreter:
 
     def _machine(self, i: int, ins: Any, nxt: int) -> Handler:
         ops = binding.operands(ins, False, self.machine, self.image.pcs[i])
-        m, body, arguments = self.machine, ins.op.body, binding.arguments(ops)
+        m, body, (same, arguments) = self.machine, ins.op.body, binding.arguments(ops)
         dests = [ins.args.get(o.name) for o in ops if o.writes and o.code != "h"]
 
         def run(ctx: Context) -> int:
             ctx.index, m.ctx, m.instruction = i, ctx, ins
             m.stores = stores = []
             before = ctx.retired
-            result = body(m, *arguments(ctx))
+            result = body(m, *(arguments(ctx) if same is None else same))
             if result is not None and dests:
                 results = (result,) if len(dests) == 1 else result
                 if len(results) != len(dests):

@@ -228,9 +228,7 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
     def snapshot(self, rd: Reg | None, persist: bool = False) -> None:
         """Capture the context with a snapshot handle in rd (so that the snapshot's rd names itself); rd holds it then.
         All of it or nothing, at once: the last thing an instruction does.  persist: it is on the disk by then."""
-        ctx = self.ctx
-        register, kept = None if rd is None else rd.index, self.persist if persist else None
-        self.vm.snapshots.take(ctx, ctx.index + 1, register, kept, 1)
+        self.vm.snapshots.fork(self.ctx, None if rd is None else rd.index, self.persist if persist else None)
 
     def abort(self, handle: SnapshotHandle | None, resume: bool) -> int | None:
         """Put a snapshot's root back; None handle: nothing.  The pc to go on at when `resume`.  Everything is checked

@@ -23,7 +23,8 @@ from m3jit.vm.register_use import RegisterUse
 DEFAULT_WINDOW = 64
 FRESH = 1000                       # names of snapshots, live or not, that are kept before the dead ones are sorted out
 _new = object.__new__
-_STORES = setattr, setitem, setattr, setitem, setattr, setattr           # of `SnapshotStore.take`
+_HOST = setattr, setitem, setattr                      # stores of `SnapshotStore.take`
+_INSTRUCTION = *_HOST, setitem, setattr, setattr       # .. and of `fork`
 
 
 class Snapshot:
@@ -108,29 +109,33 @@ class SnapshotStore:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def take(self, ctx: Any, resume: int, register: int | None = None,
-             before: Callable[[Snapshot], None] | None = None, done: int = 0) -> SnapshotHandle:
-        """A snapshot of a context, which goes on at `resume`: the newest of the window and of the context, all or
-        nothing.  done: 1 where that is what an instruction does.
-
-        register: the general register that holds the handle then (inside the snapshot it names that weakly, so that it
-        still does after ABORT).  before: called with the snapshot when nothing is stored yet.  OperandError: snapshots
-        hold too much."""
-        root = ctx.capture()
-        snapshot = new_snapshot(next(self._ids), ctx.newest_snapshot or 0, root, resume, ctx.id, self)
+    def take(self, ctx: Any) -> SnapshotHandle:
+        """A snapshot of a context for the host: the newest of the window and of the context.  All or nothing.
+        OperandError: snapshots hold too much."""
+        snapshot = new_snapshot(next(self._ids), ctx.newest_snapshot or 0, ctx.capture(), ctx.index, ctx.id, self)
         handle = snapshot.handle()
-        R, number = ctx.R, register
+        ring, at, following = self._place(snapshot)
+        commit_columns(_HOST, (ctx, ring, self), ("newest_snapshot", at, "_at"), (snapshot.id, snapshot, following))
+        return handle
+
+    def fork(self, ctx: Any, register: int | None, before: Callable[[Snapshot], None] | None) -> None:
+        """A snapshot as an instruction of the context takes it: with the instruction done, and the handle in a general
+        register (inside the snapshot that names it weakly, so that it still does after ABORT; None: nowhere).  All or
+        nothing.
+
+        before: called with the snapshot when nothing is stored yet.  OperandError: snapshots hold too much."""
+        root, R, resume = ctx.capture(), ctx.R, ctx.index + 1
+        snapshot = new_snapshot(next(self._ids), ctx.newest_snapshot or 0, root, resume, ctx.id, self)
         if register is None:
-            R, number = [None], 0
+            R, register = [None], 0
         else:
             root.R[register] = snapshot.name
         if before is not None:
             before(snapshot)
         ring, at, following = self._place(snapshot)
-        commit_columns(_STORES, (ctx, ring, self, R, ctx, ctx),
-                       ("newest_snapshot", at, "_at", number, "retired", "index"),
-                       (snapshot.id, snapshot, following, handle, ctx.retired + done, resume))
-        return handle
+        commit_columns(_INSTRUCTION, (ctx, ring, self, R, ctx, ctx),
+                       ("newest_snapshot", at, "_at", register, "retired", "index"),
+                       (snapshot.id, snapshot, following, snapshot.handle(), ctx.retired + 1, resume))
 
     def keep(self, snapshot: Snapshot) -> list[Store]:
         """The stores (m3jit.vm.commit) that make it the newest of the window.  OperandError: snapshots hold too

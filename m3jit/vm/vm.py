@@ -301,7 +301,7 @@ class VM(Turns, HostStreams, HostStates):
     def fork(self) -> SnapshotHandle:
         """A snapshot of the main context."""
         with self._entered():
-            return self.snapshots.take(self.main, self.main.index)
+            return self.snapshots.take(self.main)
 
     def abort(self, snapshot: SnapshotHandle, resume: bool = False) -> None:
         """Put a snapshot back; resume: execution also goes back to where it was taken.  All of it or nothing."""
