@@ -22,7 +22,7 @@ from typing import Any, Iterator
 from benchmarks.state_setup import STATED, Setup
 from benchmarks.table import Row, machine
 
-ROWS = ("fork", "forks100", "joint", "interrupt", "correction", "every_token", "prefix", "replay")
+ROWS = ("fork", "forks100", "joint", "interrupt", "cancel", "correction", "every_token", "prefix", "replay")
 
 
 def row_module(name: str) -> Any:
