@@ -6,8 +6,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 import pytest
@@ -19,33 +18,16 @@ from m3jit.isa.types import Tensor
 from m3jit.new_file import NewFile
 from m3jit.vm import streams
 from m3jit.vm.streams import Item, open_file_sink
+from tests.vm.state_model.faults import Interrupt
 
 WATCHED = {new_file.__file__, streams.__file__, terminal.__file__}
 
 
 def interrupted_at(moment: int, action: Callable[[], None]) -> bool:
     """Run `action` with a KeyboardInterrupt at the given bytecode (of the watched files); whether it came to that."""
-    left = moment
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in WATCHED:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        action()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    outcome = Interrupt(moment, watched=WATCHED).run(action)
+    assert outcome is None or isinstance(outcome, KeyboardInterrupt), repr(outcome)
+    return outcome is not None
 
 
 def write_with_new_file(path: Path) -> None:
