@@ -17,7 +17,7 @@ from typing import Any, Iterable, Mapping, NamedTuple
 import numpy as np
 import xxhash
 
-from m3jit.errors import InternalError
+from m3jit.errors import Divergence
 from m3jit.models import grammar as grammars
 from m3jit.vm.recording import Event
 
@@ -100,7 +100,8 @@ class Host:
             return
         states, logits = self._kept.get(entry.mark, ({}, None)) if entry.mark is not None else ({}, None)
         if entry.mark is not None and entry.mark not in self._kept:
-            raise InternalError(f"states {entry.mark} are put back that nobody took out")
+            raise Divergence(f"replay: states {entry.mark} are put back that nobody took out; the log was changed after "
+                             "it was written")
         if entry.mark is not None and entry.rows < entry.mark[2]:
             states = {name: state.truncate(entry.rows) for name, state in states.items()}
         put_back(self.vm, self._beginning, states, entry.rows, logits if entry.logits else None)

@@ -345,6 +345,27 @@ def test_calls_that_are_none(model, tmp_path, monkeypatch, calls):
         replay(tmp_path / "log")
 
 
+@pytest.mark.parametrize("change, words", [
+    ({"mark": (7, 7, 7)}, "put back that nobody took out"), ({"registers": {"rNone": 1}}, "no register"),
+    ({"total": 4}, "is put by its host to"), ({"random": 9}, "is put by its host to")])
+def test_entries_that_are_none(model, tmp_path, monkeypatch, change, words):
+    """A file that somebody made: a replay computes them anew, and the debugger believes only what it has seen."""
+    from m3jit.timetravel.hosting import Entry
+    from m3jit.vm.recording import Recorder
+    host = Recorder.host
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "host", lambda self, value: host(
+            self, (value[0], *Entry(*value[1:])._replace(**change))))
+        made = RecordedSession(tmp_path / "log", model, [9, 8, 7], max_tokens=3)
+        list(made.generate())
+        made.close()
+    with pytest.raises(Divergence, match="is put by its host to .*; the log has"):
+        replay(tmp_path / "log")
+    if "put by" not in words:
+        with pytest.raises(UserError, match=words):
+            open_log(str(tmp_path / "log"), MODELS).engine.run()
+
+
 def test_what_a_recorded_session_does_not_do(model, tmp_path):
     made = RecordedSession(tmp_path / "log", model, "Emma was", max_tokens=5)
     with pytest.raises(UserError, match="load: a recorded session begins with nothing"):
