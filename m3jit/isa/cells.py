@@ -64,7 +64,11 @@ class Memory:
         self._block, self.data, self.address = block, block.data.view(np.float32), block.address
 
     def __del__(self):
-        spare.give(self._block)
+        try:
+            block = self._block
+        except AttributeError:                         # making it was interrupted
+            return
+        spare.give(block)
 
 
 def take(elements: int) -> Memory:

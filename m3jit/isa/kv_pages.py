@@ -122,7 +122,11 @@ class Page:
             return self.mark.position()
 
     def __del__(self) -> None:
-        spare.give(self._block)
+        try:
+            block = self._block
+        except AttributeError:                         # making it was interrupted
+            return
+        spare.give(block)
 
 
 def take_all(pages: Sequence[Page], first: int, stop: int) -> list[Claim | None]:

@@ -9,6 +9,7 @@ import pytest
 
 from m3jit.durable import Store
 from m3jit.frontend import assemble
+from m3jit.isa import cells, kv_pages
 from m3jit.vm.checked import comparable
 from m3jit.vm.vm import VM
 from tests.vm.state_model.faults import Signal
@@ -107,3 +108,8 @@ def raised(signal: Signal, vm: VM) -> BaseException:
             found.append(error)
     signal.run(run)
     return found[0] if found else KeyboardInterrupt()
+
+
+@pytest.mark.parametrize("made", [kv_pages.Page, cells.Memory])
+def test_what_was_interrupted_as_it_was_made_goes_quietly(made):
+    made.__new__(made).__del__()
