@@ -126,7 +126,7 @@ def mutant(tree: Any, rng: random.Random, other: Any) -> Any:
             choices += [here + 1, here - 1, here ^ 1 << rng.randrange(40)] * 3
         if isinstance(here, Ref):
             choices += [Ref(here.hash, max(here.length + rng.choice((-16, -1, 1, 16)), 0), here.item),
-                        Ref(here.hash, here.length, here.item + 1)] * 3
+                        Ref(here.hash, here.length, (here.item + 1) % 2 ** 64)] * 3
         tree = changed(tree, path, rng.choice(choices))
     return tree
 
