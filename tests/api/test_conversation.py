@@ -176,7 +176,8 @@ def test_corrections(model):
     begun = talk.messages[-1]["content"]
     assert begun.endswith("Emma") and said.strip().startswith(begun[:-4])
     rest = "".join(talk.resume())
-    assert talk.messages[-1]["content"] == (begun + rest).strip() and talk.messages[-1]["content"] == talk.session.text.strip()
+    assert talk.messages[-1]["content"] == (begun + rest).strip()
+    assert talk.messages[-1]["content"] == talk.session.text.strip()
     fork = talk.fork()
     second = answer(talk, "And you?")
     assert not talk.undo_correction() and talk.undo()
@@ -316,8 +317,9 @@ def test_what_goes_wrong(model):
         conversation(model, temperature=-1)
     with pytest.raises(UserError, match="logprobs: a conversation gives text alone"):
         conversation(model, logprobs=2)
-    talk = conversation(model, chat_template="{% if messages | length > 1 %}{{ raise_exception('too many') }}{% endif %}"
-                                             "{{ messages[0].content }}")
+    talk = conversation(model,
+                        chat_template="{% if messages | length > 1 %}{{ raise_exception('too many') }}{% endif %}"
+                                      "{{ messages[0].content }}")
     answer(talk, "one")
     with pytest.raises(UserError, match="refuses the conversation: too many"):
         talk.say("two")

@@ -1,5 +1,5 @@
-"""Native code that is left in the middle: whoever is interrupted at any look at the stop word, changes nothing, and gives
-the same bytes when the region is entered again.
+"""Native code that is left in the middle: whoever is interrupted at any look at the stop word, changes nothing, and
+gives the same bytes when the region is entered again.
 
 The word is raised at look n, for every n: with code whose looks count (`Engine(counted=True)`), and in the Python
 backend before launch n."""
@@ -64,8 +64,8 @@ def counted() -> Engine:
 
 
 class Interrupted(Jit):
-    """Regions that are entered again and again, the stop word raised after 0, 1, 2, ... looks until one entry gets through.
-    stride: how many looks later each time."""
+    """Regions that are entered again and again, the stop word raised after 0, 1, 2, ... looks until one entry gets
+    through.  stride: how many looks later each time."""
     stride = 1
 
     def _enter(self, ctx: Any, regs: Any, region: Any, syms: dict) -> tuple[Any, int]:
@@ -82,8 +82,8 @@ class Interrupted(Jit):
             assert left[1] == 0
             after = state(self.machine.vm)
             assert before.keys() == after.keys() and all(before[k] is after[k] for k in before)
-            # Workers may run another engine's code, whose looks do not count: then the region got into its second round,
-            # where looks count on a word of its own.  One look less ends it at the loop head.
+            # Workers may run another engine's code, whose looks do not count: then the region got into its second
+            # round, where looks count on a word of its own.  One look less ends it at the loop head.
             looks += self.stride if reached >= URGENT else -1
 
 

@@ -1,9 +1,10 @@
-"""A child process for tests: `m3jit chat` whose first answer waits, once it has shown a few tokens, until it is stopped.
+"""A child process for tests: `m3jit chat` whose first answer waits, once it has shown a few tokens, until it is
+stopped.
 
     python tests/cli/pausing.py TEMPLATE [job | record LOG]
 
-job: as the foreground job of a parent that does what a shell does: when it is put to sleep it says what mode the terminal
-has, and wakes it up.
+job: as the foreground job of a parent that does what a shell does: when it is put to sleep it says what mode the
+terminal has, and wakes it up.
 """
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class Waiting(conversation.Conversation):
 
 def talk() -> int:
     conversation.Conversation = Waiting
-    return main(["chat", "default", "--chat-template", sys.argv[1], "--temp", "0", "--threads", "1", "--max-tokens", "30",
-                 *(["--record", sys.argv[3]] if sys.argv[2:3] == ["record"] else [])])
+    return main(["chat", "default", "--chat-template", sys.argv[1], "--temp", "0", "--threads", "1", "--max-tokens",
+                 "30", *(["--record", sys.argv[3]] if sys.argv[2:3] == ["record"] else [])])
 
 
 def shell() -> int:

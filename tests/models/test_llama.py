@@ -1,5 +1,5 @@
-"""Models as bytecode: tiny random llama files of every weight type against llama.cpp's stored logits, and the same bytes
-on every executor, thread count and prompt chunking.  The real SmolLM2 is in the slow tests."""
+"""Models as bytecode: tiny random llama files of every weight type against llama.cpp's stored logits, and the same
+bytes on every executor, thread count and prompt chunking.  The real SmolLM2 is in the slow tests."""
 from __future__ import annotations
 
 import gzip
@@ -58,9 +58,9 @@ def generate(path: Path, backend: str, *, prompt: Any = ORACLE["prompt"], tokens
 
 @pytest.mark.parametrize("name", [n for n in TYPES + MORE_TYPES if n != make_tiny_models.MIX])
 def test_logits_against_llama_cpp(name, tiny):
-    """As near to the float64 model as llama.cpp is (which rounds activations, scales and its cache in other places), and
-    as near to llama.cpp as the two errors allow.  One position is compared, the peer's errors are over twelve: hence
-    the factor 1.5."""
+    """As near to the float64 model as llama.cpp is (which rounds activations, scales and its cache in other places),
+    and as near to llama.cpp as the two errors allow.  One position is compared, the peer's errors are over twelve:
+    hence the factor 1.5."""
     row = ORACLE["models"][name]
     _, _, vm = generate(tiny[name], "cpu", tokens=1)
     logits = vm.get("rLogits").data.ravel()
@@ -123,15 +123,17 @@ def test_longer_prompts_never_recompile(tiny):
     for length in (2, 3, 5, 17, 64, 65, 200):
         vm = VM(program, backend="cpu", threads=1, models=models)
         vm.sinks["OUTPUT"] = CallbackSink("tokens", lambda _: None)
-        before = vm.regions.compiler.engine.statistics.compiled + vm.regions.compiler.engine.statistics.cached
+        statistics = vm.regions.compiler.engine.statistics
+        before = statistics.compiled + statistics.cached
         vm.push_input(np.arange(length, dtype=np.int64) % 256)
         vm.run()
-        counts.append(vm.regions.compiler.engine.statistics.compiled + vm.regions.compiler.engine.statistics.cached - before)
+        counts.append(statistics.compiled + statistics.cached - before)
     assert counts[1:] == [0] * (len(counts) - 1), counts
 
 
 def test_sampling_with_a_seed_is_reproducible(tiny):
-    runs = [generate(tiny["Q8_0"], backend, temperature=0.8, seed=7, tokens=12)[0] for backend in ("cpu", "interpreter")]
+    runs = [generate(tiny["Q8_0"], backend, temperature=0.8, seed=7, tokens=12)[0]
+            for backend in ("cpu", "interpreter")]
     other = generate(tiny["Q8_0"], "cpu", temperature=0.8, seed=8, tokens=12)[0]
     assert runs[0] == runs[1] and runs[0] != other
 

@@ -242,7 +242,7 @@ def test_host_registers_and_seed_are_part_of_the_log(tmp_path):
     assert replay(tmp_path / "log")[1] == b"7\ntext\n"
 
 
-# -- what is wrong is said -----------------------------------------------------------------------------------------------
+# -- what is wrong is said ---------------------------------------------------------------------------------------------
 
 def test_the_first_difference_is_said_with_its_place(tmp_path):
     record(tmp_path / "log", "LOADI r1, 1\nSTREAM r1, LINE\nLOADI r1, 2\nSTREAM r1, LINE\nHALT")
@@ -251,8 +251,9 @@ def test_the_first_difference_is_said_with_its_place(tmp_path):
     other.vm.image.program.__dict__                    # the copy in the log; make it write something else
     other.vm.step(3)
     other.vm.set("r1", 3)
-    with pytest.raises(Divergence, match=r"context 1 after 3 instructions \(prog.m3asm:4\) writes '3\\n' to OUTPUT; the log "
-                                         r"has '2\\n' to OUTPUT"):
+    with pytest.raises(Divergence,
+                       match=r"context 1 after 3 instructions \(prog.m3asm:4\) writes '3\\n' to OUTPUT; the log "
+                             r"has '2\\n' to OUTPUT"):
         other.run()
 
 
@@ -435,7 +436,8 @@ def test_a_log_cut_between_a_digest_and_its_output_ends_there(tmp_path, monkeypa
     record(tmp_path / "log", CLOCKS, every=1)
     data = (tmp_path / "log").read_bytes()
     at = 12
-    for _ in range(1 + _events(tmp_path / "log").index(next(e for e in _events(tmp_path / "log") if e.what == "digest")) + 1):
+    first = next(i for i, event in enumerate(_events(tmp_path / "log")) if event.what == "digest")
+    for _ in range(1 + first + 1):
         at += 12 + int.from_bytes(data[at + 4:at + 8], "little")
     (tmp_path / "log").write_bytes(data[:at])
     assert _events(tmp_path / "log")[-1].what == "digest"
