@@ -100,8 +100,8 @@ class Host:
             return
         states, logits = self._kept.get(entry.mark, ({}, None)) if entry.mark is not None else ({}, None)
         if entry.mark is not None and entry.mark not in self._kept:
-            raise Divergence(f"replay: states {entry.mark} are put back that nobody took out; the log was changed after "
-                             "it was written")
+            raise Divergence(f"replay: states {entry.mark} are put back that nobody took out; the log was changed "
+                             "after it was written")
         if entry.mark is not None and entry.rows < entry.mark[2]:
             states = {name: state.truncate(entry.rows) for name, state in states.items()}
         put_back(self.vm, self._beginning, states, entry.rows, logits if entry.logits else None)
