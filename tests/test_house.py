@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [{"errors", "new_file", "paths"}, {"isa"}, {"ir"}, {"frontend", "kernels", "backends"}, {"vm"}, {"durable"},
           {"models"}, {"timetravel"}, {"api"}, {"serve"}, {"cli", "__main__"}]
 BASE_OF = {name: i for i, group in enumerate(LAYERS) for name in group}
+FOLDERS = ("m3jit", "kernels", "tests", "tools", "benchmarks", "examples")
+LINE, FILE, FUNCTION = 120, 500, 60                     # columns; lines of a file and of a function of the product
 NATIVE = ("llvmlite", "numba", "pyopencl", "cuda", "tokenizers", "gguf")
 
 
@@ -43,6 +45,25 @@ def imported(path: Path) -> set[str]:
 def test_nothing_imports_against_the_arrows(part, path):
     against = {p for p in imported(path) if BASE_OF[p] > BASE_OF[part]}
     assert not against, f"{path.relative_to(ROOT)} imports {', '.join(sorted(against))}"
+
+
+def test_no_line_is_too_long():
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [f"{path.relative_to(ROOT)}:{number}" for path in paths
+             for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > LINE]
+    assert not found, f"lines over {LINE} columns: {', '.join(found)}"
+
+
+def test_files_and_functions_of_the_product_are_short():
+    found = []
+    for _, path in modules():
+        text, name = path.read_text(), path.relative_to(ROOT)
+        if text.count("\n") >= FILE:
+            found.append(f"{name} has {FILE} lines or more")
+        found += [f"{name}:{node.lineno} {node.name} has over {FUNCTION} lines" for node in ast.walk(ast.parse(text))
+                  if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                  and node.end_lineno - node.lineno >= FUNCTION]
+    assert not found, "; ".join(found)
 
 
 def test_native_libraries_load_on_first_use():
