@@ -107,8 +107,8 @@ class Dialogue:
     # Answers.
 
     def _answer(self, pieces: Iterator[str], begun: str = "", message: bool = False) -> None:
-        """Show an answer as it comes; `begun`: what stands there already; message: it answers a new one.  A pause lets it
-        be corrected."""
+        """Show an answer as it comes; `begun`: what stands there already; message: it answers a new one.  A pause lets
+        it be corrected."""
         while True:
             paused = self._show(pieces, begun, message)
             if not paused:
@@ -139,7 +139,8 @@ class Dialogue:
             note(f"[nothing more: {_NOTHING_MORE[reason]}]")
             return False
         if reason == "context":
-            note(f"[the context of {self.talk.context} tokens is full: the answer ends here; /undo or /reset makes room]")
+            note(f"[the context of {self.talk.context} tokens is full: the answer ends here; /undo or /reset makes "
+                 "room]")
         elif reason == "cancelled":
             if self.single and self.talk.messages:
                 return True
@@ -242,8 +243,9 @@ class Dialogue:
         before = len(session.tokens)
         taken = talk.correct(text, **place)
         injected = len(session.tokens) - before + taken
-        note(f"[corrected: {before - taken - session.start} tokens of the answer kept, {taken} taken back, {injected} put "
-             f"in; {session.waiting} to compute before it goes on]")
+        kept = before - taken - session.start
+        note(f"[corrected: {kept} tokens of the answer kept, {taken} taken back, {injected} put in; {session.waiting} "
+             "to compute before it goes on]")
         return session.text
 
     def _edit(self, rest: str, which: int | None = None) -> None:
@@ -271,7 +273,8 @@ class Dialogue:
         if not self.talk.messages:
             raise UserError("/correct: nothing has been said yet")
         if not self.single:
-            raise UserError("/correct: needs a terminal whose keys can be read one by one; /edit OLD => NEW does the same")
+            raise UserError("/correct: needs a terminal whose keys can be read one by one; /edit OLD => NEW does the "
+                            "same")
         picker = self._pick()
         if picker is not None:
             begun = self._apply(picker)
@@ -297,7 +300,8 @@ class Dialogue:
         if size > MAX_NAME:
             raise UserError(f"/fork: a name has {MAX_NAME} bytes at most, and {brief(name)!r} has {size}")
         if name == self.name or name in self.forks:
-            raise UserError(f"/fork: there is a conversation {brief(name)!r} already; /switch {brief(name)} goes on with it")
+            raise UserError(f"/fork: there is a conversation {brief(name)!r} already; /switch {brief(name)} goes on "
+                            "with it")
         self.forks[name] = self.talk.fork()
         if self.store is not None:
             self.talk.save(self.store, name)
@@ -314,8 +318,8 @@ class Dialogue:
                 raise
             self.forks[name] = saved
         if name not in self.forks:
-            there = ", ".join([self.name, *self.forks])
-            raise UserError(f"/switch: no conversation {brief(name)!r}; there {'is' if not self.forks else 'are'} {there}")
+            there = ("are " if self.forks else "is ") + ", ".join([self.name, *self.forks])
+            raise UserError(f"/switch: no conversation {brief(name)!r}; there {there}")
         self.forks[self.name] = self.talk
         self.talk, self.name = self.forks.pop(name), name
 
