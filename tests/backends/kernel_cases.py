@@ -14,8 +14,9 @@ from m3jit.isa import types as T
 from m3jit.isa.kv_layout import DTYPES as KV_DTYPES
 from m3jit.isa.kv_layout import write
 from m3jit.isa.types import DTYPES
-from m3jit.kernels import (argmax, attention, conv, convert, embed, layout, lowering, matmul, moves, qmatmul, quantize,
-                           recurrent, reduce, rope, routed, sample, sort)
+from m3jit.kernels import (argmax, attention, conv, convert, embed, layout, lowering_elements, lowering_moves,
+                           lowering_table, matmul, moves, qmatmul, quantize, recurrent, reduce, rope, routed, sample,
+                           sort)
 from tests.backends.case_parts import Case, blank, f32, floats, storage
 from tests.backends.fused_cases import fused_cases
 from tests.kernels import reference
@@ -190,13 +191,13 @@ def _rows() -> Iterable[Case]:
     ):
         def make(rng, dtype=dtype, value=value):
             return [blank(4099, dtype), 4099, value]
-        yield Case(f"fill_{memory}", lambda memory=memory: lowering.fill_kernel(memory), make)
-    yield Case("rows_i32", lambda: lowering.rows_kernel("i32"),
+        yield Case(f"fill_{memory}", lambda memory=memory: lowering_table.fill_kernel(memory), make)
+    yield Case("rows_i32", lambda: lowering_moves.rows_kernel("i32"),
                lambda rng: [rng.integers(-9, 9, 5000).astype(np.int32), blank(4100, np.int32), 700, 4100], slow=True)
     for last in (3, 5):
         def make(rng, last=last):
             return [np.array([0, 4, 2, last], np.int64), blank(1, np.int32), 4, 5]
-        yield Case(f"in_bounds_{last}", lambda: lowering.in_bounds_kernel("i64"), make)
+        yield Case(f"in_bounds_{last}", lambda: lowering_elements.in_bounds_kernel("i64"), make)
 
 
 def pages(rng: np.random.Generator, g: attention.Geometry, keys: int) -> list[np.ndarray]:
