@@ -65,7 +65,7 @@ def memcpy(m, dst: R1("int"), src: R2("int", "tensor"), len: IntOrReg(fmt="q")[0
 def memset(m, dst: R1("int"), pattern: U8[9] = 0, len: IntOrReg(fmt="q")[0, 8] = 0,
            offset: IntOrReg(fmt="I")[12, 10] = 0):
     """memory[dst + OFFSET ...] = PATTERN, LEN bytes.  Traps as MEMCPY."""
-    m.ctx.memory.fill(dst + offset, pattern, len)
+    m.fill(dst + offset, pattern, len)
 
 
 @op(0x2C, "PREFETCH", route="machine", why_slow="checks addressed memory", reads=("memory",))

@@ -207,9 +207,13 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
             if size < 0:
                 raise OperandError("copying from an address needs LEN")
             memory.check(dst, size, write=True)
-            memory.write(dst, memory.read(src + offset, size))
+            self.stores += memory.writing(dst, memory.read(src + offset, size))
         else:
-            memory.write(dst, self._tensor_bytes(src, offset, size))
+            self.stores += memory.writing(dst, self._tensor_bytes(src, offset, size))
+
+    def fill(self, dst: int, byte: int, size: int) -> None:
+        """MEMSET: `size` times the same byte at an address."""
+        self.stores += self.ctx.memory.filling(dst, byte, size)
 
     def _tensor_bytes(self, src: Tensor, offset: int, size: int) -> memoryview:
         size = src.nbytes - offset if size == WHOLE else size

@@ -90,13 +90,17 @@ class Pages:
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write bytes: all of them or none."""
-        view = memoryview(data).cast("B")
-        commit(self._places(offset, len(view), lambda at, n: view[at:at + n]))
+        commit(self.writing(offset, data))
 
-    def fill(self, offset: int, byte: int, size: int) -> None:
-        """`size` times the same byte: all of them or none."""
+    def writing(self, offset: int, data: bytes | bytearray | memoryview) -> list[Store]:
+        """The stores (m3jit.vm.commit) of `write`."""
+        view = memoryview(data).cast("B")
+        return self._places(offset, len(view), lambda at, n: view[at:at + n])
+
+    def filling(self, offset: int, byte: int, size: int) -> list[Store]:
+        """The stores that write `size` times the same byte."""
         same = memoryview(bytes((byte,)) * min(size, PAGE))
-        commit(self._places(offset, size, lambda at, n: same[:n]))
+        return self._places(offset, size, lambda at, n: same[:n])
 
     def _places(self, offset: int, size: int, part: Callable[[int, int], memoryview]) -> list[Store]:
         """The stores of a write, by pages, all made and owned; part(first, count) gives the bytes."""
@@ -275,13 +279,18 @@ class ContextMemory:
         return pages
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        commit(self.writing(address, data))
+
+    def writing(self, address: int, data: bytes | bytearray | memoryview) -> list[Store]:
+        """The stores (m3jit.vm.commit) of `write`."""
         size = memoryview(data).nbytes
         region, offset = self.check(address, size, write=True)
-        self._room(region, offset, size).write(offset, data)
+        return self._room(region, offset, size).writing(offset, data)
 
-    def fill(self, address: int, byte: int, size: int) -> None:
+    def filling(self, address: int, byte: int, size: int) -> list[Store]:
+        """The stores that write `size` times the same byte."""
         region, offset = self.check(address, size, write=True)
-        self._room(region, offset, size).fill(offset, byte, size)
+        return self._room(region, offset, size).filling(offset, byte, size)
 
     def read_tensor(self, address: int, dtype: DType, shape: tuple[int, ...]) -> Tensor:
         """A block as a tensor value: elements little-endian, row-major."""

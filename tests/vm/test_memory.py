@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m3jit.errors import Trap
+from m3jit.vm.commit import commit
 from m3jit.vm.memory import ARENA_LIMIT, PAGE, WINDOW, Pages
 from m3jit.vm.persistent import PersistentMap
 from tests.vm.programs import ins, machine, run
@@ -133,7 +134,7 @@ def test_pages_agree_with_byte_arrays(script):
             at = byte % len(pages)
         else:
             data = bytes((byte + i) % 256 for i in range(size)) if what == "write" else bytes([byte]) * size
-            pages[at].write(offset, data) if what == "write" else pages[at].fill(offset, byte, size)
+            commit(pages[at].writing(offset, data) if what == "write" else pages[at].filling(offset, byte, size))
             plain[at][offset:offset + size] = data
     for p, b in zip(pages, plain):
         assert p.read(0, len(b)) == bytes(b)

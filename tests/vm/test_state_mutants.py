@@ -64,15 +64,16 @@ def one_by_one(patch: Any) -> None:
 
 
 def pages_as_it_goes(patch: Any) -> None:
-    def write(self: Pages, offset: int, data: Any) -> None:
+    def writing(self: Pages, offset: int, data: Any) -> list:
         view, at = memoryview(data).cast("B"), 0
         while at < len(view):
             start = (offset + at) & (PAGE - 1)
             n = min(PAGE - start, len(view) - at)
             self._own((offset + at) >> PAGE_BITS).data[start:start + n] = view[at:at + n]
             at += n
-    patch.setattr(Pages, "write", write)
-    patch.setattr(Pages, "fill", lambda self, offset, byte, size: write(self, offset, bytes((byte,)) * size))
+        return []
+    patch.setattr(Pages, "writing", writing)
+    patch.setattr(Pages, "filling", lambda self, offset, byte, size: writing(self, offset, bytes((byte,)) * size))
 
 
 def frames_in_place(patch: Any) -> None:
