@@ -26,7 +26,7 @@ def arena_reset(m, arena: U8[9] = 0):
     """Free every block of an arena.  Addresses in it trap until they are allocated again; contents are kept.
 
     Traps: an arena that was never used."""
-    m.ctx.memory.arena_reset(arena)
+    m.arena_reset(arena)
 
 
 @op(0x28, "SNAPSHOT", route="machine", why_slow="captures the context", reads=("memory", "registers"),

@@ -189,6 +189,10 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         self.stores.append(store)
         return address
 
+    def arena_reset(self, number: int) -> None:
+        """ARENA_RESET."""
+        self.stores.append(self.ctx.memory.arena_reset(number))
+
     def copy(self, dst: int, src: Any, offset: int, size: int, persist: bool = False) -> None:
         """MEMCPY: `size` bytes (-1: the rest of a tensor) of an address or tensor to an address, or to the end of the
         log (persist: they are on the disk then)."""

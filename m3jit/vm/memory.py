@@ -325,8 +325,8 @@ class ContextMemory:
         grown = {**self.arenas, number: start + size}
         return ARENA << 60 | number << ARENA_SHIFT | start, attribute(self, "arenas", grown)
 
-    def arena_reset(self, number: int) -> None:
-        """Free every block of an arena."""
+    def arena_reset(self, number: int) -> Store:
+        """The store that frees every block of an arena.  OperandError: there is none of that number."""
         if number not in self.arenas:
             raise OperandError(f"there is no arena {number}; ARENA_ALLOC makes it")
-        self.arenas = {**self.arenas, number: 0}
+        return attribute(self, "arenas", {**self.arenas, number: 0})
