@@ -321,15 +321,18 @@ class Unpacking:
         """Make the snapshots that were stored, still empty."""
         expect(len(named) + len(given) <= MAX_SNAPSHOTS, "too many snapshots")
         store = self.vm.snapshots
-        live = {s.id for s in store.live()}
+        stored = {s[0]: whole(s[0], 1, MAX_NUMBER, "a snapshot") for s in (*named, *given)}
+        taken = {s.id for s in store.live()}
+        for number in sorted(taken & stored.keys()):   # these get a number that no other has, stored or live
+            stored[number] = next(n for n in iter(store.new_id, 0) if n not in stored)
         for number, parent, pc, context, _ in (*named, *given):
-            whole(number, 1, MAX_NUMBER, "a snapshot"), whole(parent, 0, MAX_NUMBER, "a snapshot")
+            whole(parent, 0, MAX_NUMBER, "a snapshot")
             resume = self.index(pc)
             if number not in self._snapshots:
-                here = number if number not in live else store.new_id()
+                here = stored[number]
                 self._top = max(self._top, here)
                 whole(context, 0, MAX_NUMBER, "a context")
-                self._snapshots[number] = new_snapshot(here, parent, None, resume, context, store)
+                self._snapshots[number] = new_snapshot(here, stored.get(parent, parent), None, resume, context, store)
 
     def handle_to(self, snapshot: list[Any]) -> SnapshotHandle:
         """A strong handle of a stored snapshot."""

@@ -81,6 +81,30 @@ def test_snapshots_that_registers_hold_come_back_and_weak_ones_are_released(tmp_
     assert other.get("rN") == 0
 
 
+def test_snapshots_that_come_back_beside_live_ones_have_numbers_of_their_own(tmp_path):
+    """Numbers 1 and 2 are taken in the machine that restores: not 3, which is stored too, but what follows."""
+    source = "LOADI rN, 1\nFORK rA\nLOADI rN, 2\nFORK rB\nLOADI rN, 3\nFORK rC\nLOADI rN, 4\nHALT"
+    vm = m3jit.VM(m3jit.assemble(source, "forks.m3asm"), backend="interpreter")
+    vm.run()
+    with Store.open(tmp_path / "store") as store:
+        store.commit(vm, "a", context=vm.main)
+        other = m3jit.VM(m3jit.assemble(source, "forks.m3asm"), backend="interpreter")
+        own = [other.fork(), other.fork()]
+        store.restore(other, "a")
+        found = {name: other.get(name) for name in ("rA", "rB", "rC")}
+        assert [h.id for h in own] == [1, 2] and {n: h.id for n, h in found.items()} == {"rA": 4, "rB": 5, "rC": 3}
+        assert [h.get().parent for h in found.values()] == [0, 4, 5]
+        assert [s.id for s in other.snapshots.live()] == [1, 2, 3, 4, 5]
+        again = store.commit(other, "b", context=other.main)
+        third = m3jit.VM(m3jit.assemble(source, "forks.m3asm"), backend="interpreter")
+        store.restore(third, again.name)
+    for machine in (other, third):
+        handles = {name: machine.get(name) for name in found}
+        for number, handle in enumerate(handles.values(), 1):
+            machine.abort(handle)
+            assert machine.get("rN") == number
+
+
 def test_snapshots_of_the_host_are_stored_when_given(tmp_path):
     vm = every_kind()
     vm.step(30)
