@@ -93,13 +93,13 @@ def restore(store: "Store", vm: Any, version: "Version") -> "Restored":
                 stores.append(scheduler.removing(ctx))
             elif ctx.id not in scheduler.contexts:
                 stores += scheduler.adding(ctx, ctx.virtual_time)
-            commit(stores)
         elif vm._runner not in (None, threading.get_ident()):
             raise StoreError(f"{vm.image.name}: another thread runs this machine; restore it before, or when it has "
                              f"stopped")
         else:
-            commit([*stores, *loaded.machine.stores])
-        loaded.settle()
+            stores += loaded.machine.stores
+        loaded.settle()                                # before: what is restored must not meet numbers given out again
+        commit(stores)
         return Restored(version, loaded.notes, loaded.given)
 
 
@@ -125,8 +125,8 @@ def load(store: "Store", vm: Any, version: "Version", strangers: bool = False) -
 
 
 class Loaded:
-    """A version that was read.  `machine`: its rest, of a whole one.  `settle` makes what the machine keeps beside it
-    agree with it; `keep` does so before, with snapshots."""
+    """A version that was read.  `machine`: its rest, of a whole one.  Before it is put into the machine, `settle` makes
+    what that keeps beside it agree with it, and `keep` does so with snapshots."""
 
     def __init__(self, store: "Store", vm: Any, tree: list[Any], strangers: bool):
         _, _, _, place, main, named, given, models, model_handles, extension_handles, machine, self.notes = tree

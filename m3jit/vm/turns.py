@@ -53,8 +53,7 @@ class Turns:
 
     def _loop(self, until: Callable[[], bool]) -> None:
         self.broken_off = None
-        for ended in [c for c in self.scheduler.contexts.values() if c.status in (DONE, KILLED)]:
-            self._after(ended, 0)                      # when Ctrl-C came
+        self._see_ends()
         while not until():
             if self._cut is not None:
                 (ctx, budget, done), self._cut = self._cut, None
@@ -69,6 +68,11 @@ class Turns:
                 self._wait()
                 continue
             self._slice(ctx, budget)
+
+    def _see_ends(self) -> None:
+        """Let go of a context that had just ended when Ctrl-C came."""
+        for ended in [c for c in self.scheduler.contexts.values() if c.status in (DONE, KILLED)]:
+            self._after(ended, 0)
 
     def _slice(self, ctx: Context, budget: int, done: int = 0) -> None:
         """Run one context until its slice is used up; the run pauses inside for threads that want the lock.

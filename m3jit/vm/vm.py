@@ -205,6 +205,7 @@ class VM(Turns, HostStreams, HostStates):
     def _fail(self, error: BaseException) -> None:
         """The run is over: no context goes on, partial files are removed; registers stay readable."""
         self.error = self.error or error
+        self._see_ends()
         self._retired_before += sum(c.retired for c in self.scheduler.contexts.values() if c is not self.main)
         self.stopped = tuple(self.scheduler.contexts.values()) or self.stopped
         self.scheduler.contexts.clear()

@@ -1,0 +1,66 @@
+"""Ctrl-C between two steps of what stores and restores machines: all of it has happened, or nothing."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import m3jit
+from m3jit.durable import Store, version
+from m3jit.durable.roots import Unpacking
+from m3jit.vm.context import DONE
+from m3jit.vm.turns import Turns
+from tests.durable.programs import every_kind, state
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_a_context_that_had_ended_when_ctrl_c_came_is_not_stored_as_one_that_goes_on(tmp_path, monkeypatch, context):
+    source = "FORK rC, child, GREEN\nYIELD\nHALT\nchild: LOCK NUMBER=5\nYIELD\nYIELD\nHALT"
+    program = m3jit.assemble(source, "ends.m3asm")
+    vm, after = m3jit.VM(program, backend="interpreter"), Turns._after
+
+    def interrupted(vm: Any, ctx: Any, retired: int) -> None:
+        if ctx.status == DONE and ctx.id == context:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        after(vm, ctx, retired)
+    monkeypatch.setattr(Turns, "_after", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        vm.run()
+    with Store.open(tmp_path / "s") as store:
+        store.commit(vm, "a")
+        again = m3jit.VM(program, backend="interpreter")
+        store.restore(again, "a")
+    assert list(again.scheduler.contexts) == [2] * (context == 1) and len(again.locks.locks) == (context == 1)
+    again.run()
+    assert again.finished and again.main.status == DONE
+
+
+@pytest.mark.parametrize("owner, name", [(Unpacking, "settle"), (version, "commit")])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_restore_that_is_broken_off_leaves_the_machine_as_it_was(tmp_path, monkeypatch, owner, name, whole):
+    vm = every_kind()
+    vm.step(25)
+    with Store.open(tmp_path / "s") as store:
+        store.commit(vm, "a", context=None if whole else vm.main)
+        other, straight = every_kind(rounds=5), every_kind(rounds=5)
+        for machine in (other, straight):
+            machine.step(12)
+        before = state(other)
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(owner, name, interrupted)
+            store.restore(other, "a")
+        assert state(other) == before
+        for machine in (other, straight):
+            machine.run()
+        for name in ("rN", "rU", "rFloat"):
+            assert other.get(name) == straight.get(name)
+        assert other.get("rV").tobytes() == straight.get("rV").tobytes()
+        again = every_kind()
+        store.restore(again, "a")
+        again.run()
+        vm.run()
+        assert state(again) == state(vm)
