@@ -72,7 +72,7 @@ def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, s
 def restore(store: "Store", vm: Any, version: "Version") -> "Restored":
     """`Store.restore`."""
     from m3jit.durable.store import Restored
-    with vm._entered():
+    with vm._entered(), vm.signal:                     # what is pushed meanwhile goes behind what comes back
         if vm._closed or vm.batch is not None:
             raise StoreError(f"{vm.image.name}: this machine {'has ended' if vm._closed else 'takes part in a batch'}; "
                              f"restore into a new one")

@@ -1,12 +1,14 @@
-"""Ctrl-C between two steps of what stores and restores machines: all of it has happened, or nothing."""
+"""Ctrl-C, and other threads, between two steps of what stores and restores machines."""
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 import m3jit
-from m3jit.durable import Store, version
+from m3jit.durable import Store, contexts, version
 from m3jit.durable.roots import Unpacking
 from m3jit.vm.context import DONE
 from m3jit.vm.turns import Turns
@@ -64,3 +66,33 @@ def test_a_restore_that_is_broken_off_leaves_the_machine_as_it_was(tmp_path, mon
         again.run()
         vm.run()
         assert state(again) == state(vm)
+
+
+def test_what_is_pushed_while_a_machine_is_restored_goes_behind_what_comes_back(tmp_path, monkeypatch):
+    program = m3jit.assemble("SENSE rText, USER_INPUT\nSENSE rMore, USER_INPUT\nSENSE rSound, AUDIO_PCM COUNT=3\nHALT",
+                             "hears.m3asm")
+    vm = m3jit.VM(program, backend="interpreter", wait_input=True)
+    vm.audio_input(seconds=1.0).push(np.float32([0.25]))
+    vm.push_input("one")
+    other = m3jit.VM(program, backend="interpreter", wait_input=True)
+    ring = other.audio_input(seconds=1.0)
+
+    def push() -> None:
+        other.push_input("two")
+        ring.push(np.float32([0.5, 0.75]))
+    pushing = threading.Thread(target=push)
+    window = contexts.Whole._window
+
+    def slowly(whole: Any, tree: Any) -> Any:          # the inputs have been read, and nothing is stored yet
+        pushing.start()
+        pushing.join(0.05)
+        return window(whole, tree)
+    with Store.open(tmp_path / "s") as store:
+        store.commit(vm, "a")
+        monkeypatch.setattr(contexts.Whole, "_window", slowly)
+        store.restore(other, "a")
+    pushing.join()
+    ring.close()
+    other.run()
+    assert [other.get(name).tobytes() for name in ("rText", "rMore")] == [b"one", b"two"]
+    assert other.get("rSound").data.ravel().tolist() == [0.25, 0.5, 0.75]
