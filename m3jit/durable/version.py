@@ -43,6 +43,7 @@ def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, s
     what one of its contexts is taking.  The caller holds the machine.
 
     StoreError: a value without a form on a disk; the store's errors."""
+    vm._see_ends()
     taken = of if of is not None and (not whole or of.context == ctx.id) else None         # is it the main root?
     root, index = (ctx.capture(), ctx.index) if taken is None else (taken.root, taken.resume)
     newest = ctx.newest_snapshot if taken is None else taken.id

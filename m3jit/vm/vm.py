@@ -231,6 +231,7 @@ class VM(Turns, HostStreams, HostStates):
         self._not_in_a_batch()
         done = 0
         with self._lock:
+            self._see_ends()
             while done < count:
                 ctx, _ = self.scheduler.pick()
                 if ctx is None:

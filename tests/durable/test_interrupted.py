@@ -12,14 +12,17 @@ from m3jit.durable import Store, contexts, version
 from m3jit.durable.roots import Unpacking
 from m3jit.vm.context import DONE
 from m3jit.vm.turns import Turns
+from m3jit.vm.vm import VM
 from tests.durable.programs import every_kind, state
 
 
 @pytest.mark.parametrize("context", [1, 2])
-def test_a_context_that_had_ended_when_ctrl_c_came_is_not_stored_as_one_that_goes_on(tmp_path, monkeypatch, context):
+@pytest.mark.parametrize("run", [VM.run, lambda vm: vm.step(20)], ids=["run", "step"])
+def test_a_context_that_had_ended_when_ctrl_c_came_is_not_stored_as_one_that_goes_on(tmp_path, monkeypatch, run,
+                                                                                     context):
     source = "FORK rC, child, GREEN\nYIELD\nHALT\nchild: LOCK NUMBER=5\nYIELD\nYIELD\nHALT"
     program = m3jit.assemble(source, "ends.m3asm")
-    vm, after = m3jit.VM(program, backend="interpreter"), Turns._after
+    vm, after = VM(program, backend="interpreter"), Turns._after
 
     def interrupted(vm: Any, ctx: Any, retired: int) -> None:
         if ctx.status == DONE and ctx.id == context:
@@ -28,14 +31,16 @@ def test_a_context_that_had_ended_when_ctrl_c_came_is_not_stored_as_one_that_goe
         after(vm, ctx, retired)
     monkeypatch.setattr(Turns, "_after", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        vm.run()
+        run(vm)
     with Store.open(tmp_path / "s") as store:
         store.commit(vm, "a")
-        again = m3jit.VM(program, backend="interpreter")
+        again = VM(program, backend="interpreter")
         store.restore(again, "a")
     assert list(again.scheduler.contexts) == [2] * (context == 1) and len(again.locks.locks) == (context == 1)
-    again.run()
-    assert again.finished and again.main.status == DONE
+    for machine in (vm, again):
+        while machine.step(1):
+            pass
+        assert machine.finished and machine.main.status == DONE
 
 
 @pytest.mark.parametrize("owner, name", [(Unpacking, "settle"), (version, "commit")])
@@ -71,10 +76,10 @@ def test_a_restore_that_is_broken_off_leaves_the_machine_as_it_was(tmp_path, mon
 def test_what_is_pushed_while_a_machine_is_restored_goes_behind_what_comes_back(tmp_path, monkeypatch):
     program = m3jit.assemble("SENSE rText, USER_INPUT\nSENSE rMore, USER_INPUT\nSENSE rSound, AUDIO_PCM COUNT=3\nHALT",
                              "hears.m3asm")
-    vm = m3jit.VM(program, backend="interpreter", wait_input=True)
+    vm = VM(program, backend="interpreter", wait_input=True)
     vm.audio_input(seconds=1.0).push(np.float32([0.25]))
     vm.push_input("one")
-    other = m3jit.VM(program, backend="interpreter", wait_input=True)
+    other = VM(program, backend="interpreter", wait_input=True)
     ring = other.audio_input(seconds=1.0)
 
     def push() -> None:
