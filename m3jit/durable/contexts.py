@@ -21,7 +21,7 @@ from m3jit.vm.context import DONE, KILLED, PRIORITIES, READY, WAITING, ByInput, 
 from m3jit.vm.locks import Lock, Waiting
 from m3jit.vm.memory import SHARED, ContextMemory, Pages
 from m3jit.vm.scheduler import UNLIMITED
-from m3jit.vm.snapshots import Snapshot, SnapshotHandle
+from m3jit.vm.snapshots import Snapshot, SnapshotHandle, SnapshotStore
 from m3jit.vm.sources import QueueSource
 from m3jit.vm.vm import MAIN
 from m3jit.vm.waiting import Wait
@@ -61,7 +61,7 @@ class Standing:
 
     def __init__(self, vm: Any, of: Snapshot | None = None):
         self.contexts = contexts_of(vm)
-        self.taking = None
+        self.of, self.taking = of, None
         self.roots = {c.id: c.capture() for c in self.contexts}
         self.index = {c.id: c.index for c in self.contexts}
         self.newest = {c.id: c.newest_snapshot or 0 for c in self.contexts}
@@ -78,12 +78,15 @@ def pack_machine(vm: Any, packing: Any, standing: Standing, stored: set[int]) ->
             packing.region(SHARED, shared) if shared.count else None, inputs.pack_rings(vm, packing),
             inputs.pack_inputs(vm, packing), _pack_locks(vm), _pack_trap(vm),
             [_peek(vm, "_ids"), _peek(vm.machine, "_handles"), _peek(vm.snapshots, "_ids")],
-            [s.id if s is not None and s.id in stored else 0 for s in _window(vm)]]
+            [s.id if s is not None and s.id in stored else 0 for s in _window(vm.snapshots, standing.of)]]
 
 
-def _window(vm: Any) -> list[Snapshot | None]:
-    """The snapshots of the window, oldest first, and None where one was that a restored machine did not get."""
-    ring, at = vm.snapshots._ring, vm.snapshots._at
+def _window(store: SnapshotStore, of: Snapshot | None) -> list[Snapshot | None]:
+    """The snapshots of the window, oldest first, and None where one was that a restored machine did not get.  of: the
+    one that is being taken, which is its newest."""
+    ring, at = list(store._ring), store._at
+    if of is not None and store.window:
+        ring[at:at + 1], at = [of], at + 1
     return ring[at:] + ring[:at]
 
 

@@ -130,9 +130,9 @@ class SnapshotStore:
             R, register = [None], 0
         else:
             root.R[register] = snapshot.name
+        ring, at, following = self._place(snapshot)
         if before is not None:
             before(snapshot)
-        ring, at, following = self._place(snapshot)
         commit_columns(_INSTRUCTION, (ctx, ring, self, R, ctx, ctx),
                        ("newest_snapshot", at, "_at", register, "retired", "index"),
                        (snapshot.id, snapshot, following, snapshot.handle(), ctx.retired + 1, resume))

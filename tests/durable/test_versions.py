@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import m3jit
-from m3jit.durable import Store, StoreError
+from m3jit.durable import Checkpoints, Store, StoreError
 from m3jit.durable.states import CODECS
 from m3jit.isa.fields import Reg
 from m3jit.isa.table import BY_NAME, Instruction
 from m3jit.vm.extensions import Extension, Registry
 from m3jit.vm.extensions import pack as pack_operands
+from m3jit.vm.held import EVERY
 from tests.durable.programs import every_kind, state
 from tests.vm.programs import ins
 
@@ -103,6 +104,41 @@ def test_snapshots_that_come_back_beside_live_ones_have_numbers_of_their_own(tmp
         for number, handle in enumerate(handles.values(), 1):
             machine.abort(handle)
             assert machine.get("rN") == number
+
+
+@pytest.mark.parametrize("window", [1, 2, 64])
+def test_a_persisted_snapshot_is_the_newest_of_the_window_behind_the_instruction(tmp_path, window):
+    """No register holds it after rS is overwritten; the window does, in the run that goes on as in the one before."""
+    source = "go: ADD rN, rN, 1\nFORK rOld\nFORK rS PERSIST\nMOV rKept, rS\nFORK rT\nLOADI rS, 0\nLOADI rKept, 0\n" \
+             "ABORT rT\nABORT rS\nHALT"
+    windows = []
+    with Store.open(tmp_path / "store") as store:
+        for resumes in (False, True):
+            vm = m3jit.VM(m3jit.assemble(source, "keeps.m3asm"), backend="interpreter", snapshot_window=window,
+                          checkpoints=Checkpoints(store))
+            vm.set("rN", 0)
+            assert (vm.checkpoints.resume(vm) is not None) is resumes
+            vm.step(0 if resumes else 3)
+            windows.append([s.id for s in vm.snapshots.recent])
+            vm.step(5)
+            if window == 1:                            # the one behind it has taken its place
+                with pytest.raises(m3jit.Trap, match="ABORT .*: snapshot 2 was released"):
+                    vm.step(1)
+            else:
+                vm.step(1)
+    assert windows[0] == windows[1] == [1, 2][-window:]
+
+
+def test_what_traps_for_want_of_snapshot_memory_is_not_persisted(tmp_path):
+    source = "FORK rA\nADD rX, rX, rX\nFORK rB PERSIST\nHALT"
+    with Store.open(tmp_path / "store") as store:
+        vm = m3jit.VM(m3jit.assemble(source, "much.m3asm"), backend="interpreter", snapshot_memory=10_000,
+                      checkpoints=Checkpoints(store))
+        vm.set("rX", np.ones(100_000, np.float32))
+        vm.snapshots.bound._since = EVERY              # the bound is looked at now
+        with pytest.raises(m3jit.Trap, match="FORK .*PERSIST.*: snapshots hold"):
+            vm.run()
+        assert store.names() == []
 
 
 def test_snapshots_of_the_host_are_stored_when_given(tmp_path):
