@@ -99,7 +99,7 @@ class Context:
         self.virtual_time = self.virtual_deadline = self.order = self.retired = 0
         self.status, self.waiting_for = READY, None
         self.raised: bool | ByInput = False              # the newest interrupt; ByInput: because of unread input ..
-        self.answered: ByInput | None = None             # .. and the one whose input has been read: it is over
+        self.answered: ByInput | None = None             # .. and the one that is over: seen, or its input read
         self.quiet_until = 0                             # instructions before which input is no interrupt (QUIET)
         self.looked: Any = None                          # (retired, index) behind an IF_INTERRUPT that saw none
         self.heard: frozenset[int] = frozenset()         # signals that came since it got something done

@@ -30,10 +30,11 @@ class SignalsView:
 
     def clear_interrupt(self) -> None:
         """The branch of IF_INTERRUPT is taken."""
-        ctx = self.ctx
-        if ctx.interrupt and ctx.interrupt is not True:
-            ctx.quiet_until = ctx.retired + QUIET
-        ctx.interrupt = False
+        ctx, pending = self.ctx, self.ctx.interrupt
+        if pending is True:
+            self.stores.append(attribute(ctx, "raised", False))
+        elif pending:                                  # input that comes before it is stored is another interrupt
+            self.stores += (attribute(ctx, "quiet_until", ctx.retired + QUIET), attribute(ctx, "answered", pending))
 
     def no_interrupt(self) -> None:
         """IF_INTERRUPT goes on: if nothing else happens before compiled code is given up, it looks again."""

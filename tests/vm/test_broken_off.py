@@ -74,6 +74,24 @@ def test_a_context_goes_on_from_where_it_stands(backend, stride):
     assert ways == {False, True} and moment > 300
 
 
+@pytest.mark.parametrize("by_input", [False, True])
+def test_no_interrupt_is_lost(by_input):
+    """IF_INTERRUPT ends it and goes to its label, or neither; wherever the signal comes."""
+    program = assemble("IF_INTERRUPT there\nLOADI rX, 1\nHALT\nthere:\nLOADI rX, 2\nIF_INTERRUPT there\nHALT")
+    moment, came = 0, True
+    while came:
+        moment += 1
+        vm, signal = VM(program, backend="interpreter"), Signal(moment)
+        if by_input:
+            vm.push_input("now", interrupt=True)
+        else:
+            vm.interrupt()
+        came = signal.hit(signal.run(lambda: vm._loop(lambda: False)))
+        vm._loop(lambda: False)
+        assert vm.get("rX") == 2 and not vm.main.interrupt, signal.said
+    assert moment > 30
+
+
 def test_it_is_told(tmp_path):
     """In the exception and by the machine; and a version of the machine as it stands goes on in another one."""
     expected, said, moment = outcome(begun("interpreter").run())[:4], set(), 0
