@@ -35,12 +35,14 @@ from m3jit.api.session import Session
 from m3jit.api.session_machine import SessionMachine
 from m3jit.api.session_state import SessionState
 from m3jit.errors import UserError
+from m3jit.timetravel.log_file import LogFailed
 from m3jit.timetravel.record import Recording
 from m3jit.timetravel.steering import Steering
 from m3jit.vm.recording import Raised
 
 POLICIES = {kind.__name__: kind for kind in (EveryToken, EveryTokens, EverySentence)}
 NEXT, LEAVE, SHOW = "next", "leave", "show"            # calls that are no methods: of texts, and of what a host shows
+AFTERWARDS = ("close", LEAVE, SHOW)                    # calls that a recording which ended early does not refuse
 
 
 class Course:
@@ -125,8 +127,23 @@ class Journal(Course):
             self._inside = before
 
     def call(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
-        if self.ended or self._inside is not None:
+        if self._inside == threading.get_ident():
             return do()
+        if self._inside is not None:
+            raise UserError(f"{name}: the session is in use in another thread: call stop(), wait for it, and try again")
+        if self.ended:
+            if self.open and name not in AFTERWARDS:
+                raise UserError("the recording of this session has ended with its machine; make another session")
+            return do()
+        try:
+            return self._called(target, name, arguments, named, do)
+        except BaseException as error:
+            if isinstance(error, LogFailed) or not isinstance(error, UserError):      # who knows how far it came
+                with contextlib.suppress(LogFailed):
+                    self.end(error)
+            raise
+
+    def _called(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
         number = next(i for i, other in enumerate(self.objects) if other is target)
         kept = self._given(arguments), {key: self._given(value) for key, value in named.items()}
         self.recorder.note("call", (number, name, *kept))
@@ -135,9 +152,6 @@ class Journal(Course):
                 found = do()
         except UserError as error:
             self._gave(Raised(type(error).__name__, str(error)))
-            raise
-        except BaseException as error:                 # who knows how far it came
-            self.end(error)
             raise
         if isinstance(found, Iterator):
             self._texts += 1

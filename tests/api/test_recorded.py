@@ -24,6 +24,7 @@ from m3jit.timetravel.log_file import LogError
 from m3jit.timetravel.replay import Replay
 from m3jit.timetravel.turns import tree
 from m3jit.vm.digest import digest
+from m3jit.vm.recording import Recorder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
@@ -259,6 +260,66 @@ def test_a_machine_that_fails_ends_the_log(model, tmp_path):
     assert not report.torn and report.instructions == made.machine.retired
 
 
+@pytest.mark.parametrize("what", ["call", "gave"])
+def test_ctrl_c_beside_a_call_ends_the_log(model, tmp_path, monkeypatch, what):
+    """A log with half of a call in its middle would be one of something else."""
+    made = RecordedSession(tmp_path / "log", model, [9, 8, 7], max_tokens=9)
+    list(made.generate(3))
+    note = Recorder.note
+
+    def interrupted(self: Recorder, kind: str, value: Any) -> None:
+        if kind == what:
+            raise KeyboardInterrupt
+        note(self, kind, value)
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "note", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.inject([5])
+    for going_on in (lambda: made.inject([6]), lambda: list(made.generate())):
+        with pytest.raises(UserError, match="the recording of this session has ended"):
+            going_on()
+    made.close()
+    whole(tmp_path / "log", BACKENDS[:1], made.machine.retired)
+
+
+def test_another_thread_is_refused_in_the_middle_of_a_call(model, tmp_path, monkeypatch):
+    """What it does there would not be in the log."""
+    made, met = RecordedSession(tmp_path / "log", model, [9, 8, 7], max_tokens=5), []
+    append = Session.append
+
+    def other() -> None:
+        try:
+            made.inject([5])
+        except UserError as error:
+            met.append(str(error))
+
+    def appended(self: Session, prompt: Any) -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        append(self, prompt)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "append", appended)
+        made.append([6])
+    assert len(met) == 1 and "inject: the session is in use in another thread" in met[0]
+    assert made.tokens == (9, 8, 7, 6)
+    list(made.generate())
+    made.close()
+    whole(tmp_path / "log", BACKENDS[:1], made.machine.retired)
+
+
+def test_a_log_that_cannot_be_written_ends(model, tmp_path):
+    made = RecordedSession(tmp_path / "log", model, [9, 8, 7], max_tokens=5)
+    writer = made.course.recording.writer
+    writer._error = OSError(28, "No space left on device")
+    with pytest.raises(log_file.LogFailed, match="cannot be written: No space left on device"):
+        list(made.generate())
+    with pytest.raises(UserError, match="the recording of this session has ended"):
+        made.inject([5])
+    assert writer._file.closed and not writer._thread.is_alive()
+    made.close()
+
+
 def test_cut_logs_are_repeated_as_far_as_they_go(model, tmp_path, monkeypatch):
     monkeypatch.setattr(log_file, "CHUNK", 64)
     answers, _ = chat(tmp_path / "log", model)
@@ -351,7 +412,6 @@ def test_calls_that_are_none(model, tmp_path, monkeypatch, calls):
 def test_entries_that_are_none(model, tmp_path, monkeypatch, change, words):
     """A file that somebody made: a replay computes them anew, and the debugger believes only what it has seen."""
     from m3jit.timetravel.hosting import Entry
-    from m3jit.vm.recording import Recorder
     host = Recorder.host
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "host", lambda self, value: host(
