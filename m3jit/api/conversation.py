@@ -98,6 +98,11 @@ class Conversation:
         """Positions of the context that are taken."""
         return len(self.session.tokens)
 
+    @property
+    def answer(self) -> str:
+        """The last answer as it was generated, up to a stop string that ended it."""
+        return self._answer_of(self.session._now)
+
     def transcript(self) -> list[dict[str, str]]:
         """All messages, the system message first."""
         system = [{"role": "system", "content": self._system}] if self._system else []
@@ -173,11 +178,13 @@ class Conversation:
 
     def _noted(self, now: Current) -> list[Stored]:
         """What is stored for the last answer, when the session is this."""
-        text = self.session._said(now)
-        spoken: str | None = text
-        if now.finish_reason == "stop" and now.ended_at is not None:       # its tokens hold what the message does not
-            text, spoken = text[:now.ended_at], None
+        whole, text = self.session._said(now), self._answer_of(now)
+        spoken = whole if text == whole else None      # else its tokens hold what the message does not
         return [attribute(self, "_spoken", spoken), item(self.messages[-1], "content", text.strip())]
+
+    def _answer_of(self, now: Current) -> str:
+        """`answer`, when the session is this."""
+        return self.session._said(now)[:now.ended_at if now.finish_reason == "stop" else None]
 
     def stop(self) -> None:
         """End the answer before its next token, from any thread or a signal handler."""
@@ -187,7 +194,7 @@ class Conversation:
 
     def correct(self, text: str | None = None, **place: Any) -> int:
         """Go back in the last answer to a place, and go on from it with a text (None: with none); how many tokens were
-        taken back.  place: as `Session.rollback` takes it; none: the end.  `resume` gives what follows.
+        taken back.  place: as `Session.rollback` takes it; none: the end of `answer`.  `resume` gives what follows.
 
         UserError: nothing was said, the place is before the answer or not there, a text that `Session.inject` refuses;
         nothing changes then."""
@@ -198,6 +205,8 @@ class Conversation:
         if isinstance(token, int) and token < session.start:
             raise UserError(f"to_token: {token} is before the answer, which begins at {session.start}; undo() "
                             "takes whole messages back")
+        if not place and text is not None and self.answer != session.text:             # a stop string goes
+            place = {"after_text": self.answer, "which": 1} if self.answer else {"to_token": session.start}
         return session._correct(place, text, self._changed)
 
     def undo_correction(self) -> bool:

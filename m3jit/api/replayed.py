@@ -150,7 +150,7 @@ class TalkReplay:
             self._texts[arguments[0]].close()          # type: ignore[attr-defined]
             return self._line()
         if name == SHOW:
-            return self.write(target.session.text if arguments[0] is None else arguments[0])
+            return self.write(target.answer if arguments[0] is None else arguments[0])
         if name == "system":
             target.system = arguments[0]
             return None

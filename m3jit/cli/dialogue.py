@@ -152,7 +152,7 @@ class Dialogue:
 
     def _say_again(self) -> None:
         """Show the answer so far."""
-        self._write(self.talk.session.text)
+        self._write(self.talk.answer)
         self._shown(None)
 
     def _end_line(self) -> None:
@@ -199,7 +199,7 @@ class Dialogue:
 
     def _pick(self) -> Picker | None:
         """The place and the text that keys give; None when the answer shall stay as it is."""
-        picker = Picker(self.talk.session.text)
+        picker = Picker(self.talk.answer)
         screen = Screen()
 
         def draw() -> None:
@@ -255,7 +255,7 @@ class Dialogue:
         old, new = found[1].strip(), found[2].strip()
         if not self.talk.messages:
             raise UserError("/edit: nothing has been said yet")
-        text = self.talk.session.text
+        text = self.talk.answer
         if not old:
             if not new:
                 raise UserError("/edit: there is neither a place nor a text; /continue goes on with the answer")

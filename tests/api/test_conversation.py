@@ -235,6 +235,22 @@ def test_stop_strings(model):
     assert model.generate(prompt, temperature=0, max_tokens=20, stop=[stop]).result() == second
 
 
+def test_what_is_put_behind_an_answer_takes_the_place_of_its_stop_string(model):
+    """Nobody was shown that, nor what its tokens say behind it."""
+    said = answer(conversation(model, max_tokens=20), "Hello there")
+    stop = said.split()[3][1:3]                        # in the middle of a word
+    talk = conversation(model, max_tokens=20, stop=stop)
+    shown = answer(talk, "Hello there")
+    assert talk.answer == shown == said[:said.index(stop)] and talk.session.text.startswith(shown + stop)
+    talk.correct(" indeed")
+    assert talk.answer == talk.session.text == shown + " indeed"
+    assert talk.messages[-1]["content"] == (shown + " indeed").strip()
+    assert talk.undo_correction() and talk.answer == shown and talk.session.text != shown
+    at_once = conversation(model, max_tokens=20, stop=said[0])
+    assert answer(at_once, "Hello there") == "" and at_once.correct("Indeed") == 1
+    assert at_once.answer == at_once.session.text == "Indeed"
+
+
 def test_a_message_behind_a_place_inside_a_token(model):
     """What is left of the token is part of the answer, for the model too."""
     talk = conversation(model, max_tokens=20)
