@@ -1,4 +1,4 @@
-"""Says why a worker of pytest-xdist went away, and how much memory the others took.
+"""Has Ctrl-C heard, and says why a worker of pytest-xdist went away, and how much memory the others took.
 
 xdist reports a worker that is gone as "crashed" and no more.  faulthandler shows a crash of native code, but neither a
 signal from outside (the kernel's, where memory is short, is one), nor a stack that overflows outside the main thread,
@@ -42,6 +42,8 @@ def ending(status: int | None) -> str:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:      # as a shell starts what it runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _killed_at_first.append(killed_for_memory())
 
 
