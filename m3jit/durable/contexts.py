@@ -106,13 +106,16 @@ def _pack_context(packing: Any, standing: Standing, ctx: Context) -> Any:
 
 def _pack_turns(vm: Any, standing: Standing) -> Any:
     """[order of the newest, who has the turn, instructions of the turn, has it competitors, turns, the slice that goes
-    on: [context, budget, done] or None]."""
+    on: [context, budget (0: it ends here), done] or None]."""
     scheduler, so_far = vm.scheduler, vm.slice_so_far()
     here = {c.id for c in standing.contexts}
     slice_ = None
     if so_far is not None and so_far[0].id in here:
         ctx, budget, done = so_far
-        slice_ = [ctx.id, budget, done + (ctx.id == standing.taking)]
+        if ctx.id == standing.taking:
+            done += 1
+            budget = budget if done < budget else 0
+        slice_ = [ctx.id, budget, done]
     current = scheduler._current
     return [scheduler._order, current.id if current is not None and current.id in here else 0, scheduler._used,
             scheduler._alone, scheduler.turns, slice_]

@@ -51,12 +51,13 @@ class Member:
         if self.deadline is not None and time.monotonic() > self.deadline:
             vm.stop_word.set(TIMED_OUT)
         while left > 0:
-            ctx, budget = vm.scheduler.pick()
-            if ctx is None:
+            turn = vm._turn()
+            if turn is None:
                 break
+            ctx, budget, done = turn
             ran, before = True, ctx.retired
             ctx.parks = len(vm.scheduler.contexts) == 1
-            vm._slice(ctx, min(budget, left))
+            vm._slice(ctx, min(budget, done + left), done)
             left -= max(1, ctx.retired - before)
             if ctx.status == PARKED:
                 self.at = ctx

@@ -35,7 +35,8 @@ class Turns:
         self.horizon: int | None = None                # instructions of all contexts at which a slice ends exactly
         self.look_at: int | None = None                # .. and after which one is cut at the next poll point
         self.pausing = False                           # (with a raised stop word) cut the slice where it is
-        self._cut: tuple[Context, int, int] | None = None      # a slice that was cut, its budget, what of it was done
+        # A slice that was cut, its budget (0: it ends there), what of it was done.
+        self._cut: tuple[Context, int, int] | None = None
         self._slicing: tuple[Context, int, int] | None = None  # the slice that runs, its budget, `retired` at its start
         self.stopped: tuple[Context, ...] = ()         # contexts that had not ended when the run failed
         self.rings_closed: frozenset[str] = frozenset()        # rings that were closed before the machine was
@@ -55,19 +56,23 @@ class Turns:
         self.broken_off = None
         self._see_ends()
         while not until():
-            if self._cut is not None:
-                (ctx, budget, done), self._cut = self._cut, None
-                if ctx.status == READY and ctx.id in self.scheduler.contexts and not self.recorder.wakes_now:
-                    self._slice(ctx, budget, done)
-                    continue
-                self._after(ctx, done - self.looks_again(ctx))
-            ctx, budget = self.scheduler.pick()        # type: ignore[assignment]
-            if ctx is None:
-                if not self.scheduler.waiting():
-                    return
+            turn = self._turn()
+            if turn is not None:
+                self._slice(*turn)
+            elif self.scheduler.waiting():
                 self._wait()
-                continue
-            self._slice(ctx, budget)
+            else:
+                return
+
+    def _turn(self) -> tuple[Context, int, int] | None:
+        """The context whose turn it is, the budget of its slice, what of that is done; None: no context can go on."""
+        if self._cut is not None:
+            (ctx, budget, done), self._cut = self._cut, None
+            if budget and ctx.status == READY and ctx.id in self.scheduler.contexts and not self.recorder.wakes_now:
+                return ctx, budget, done
+            self._after(ctx, done - self.looks_again(ctx))
+        found, budget = self.scheduler.pick()
+        return None if found is None else (found, budget, 0)
 
     def _see_ends(self) -> None:
         """Let go of a context that had just ended when Ctrl-C came."""

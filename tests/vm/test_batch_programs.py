@@ -10,6 +10,7 @@ import pytest
 import m3jit
 from m3jit.isa.types import Tensor
 from m3jit.vm.batch import Batch
+from m3jit.vm.stopping import ATTENTION
 from tests.api.outcomes import exact
 from tests.api.random_programs import array, generate
 from tests.backends.cpu_engines import LEVELS
@@ -134,3 +135,56 @@ def test_results_without_dimensions_are_each_machine_s_own():
     batch.run()
     assert batch.stats["shared_entries"] == 3
     assert [vm.get("rSum").numpy().tolist() for vm in made] == [5.0, 20.0, 45.0]
+
+
+TURNS = """
+    SPAWN_CONTEXT rSleeper, sleeper, GREEN
+    SPAWN_CONTEXT rOther, second, GREEN
+    LOADI rWho, 1
+    LOADI rLong, 900
+    JUMP work
+second:
+    LOADI rWho, 2
+    LOADI rLong, 700
+work:
+    LOADI rN, 0
+more:
+    ADD rN, rN, 1
+    LOADI rK, 0
+round:
+    ADD rK, rK, 1
+    COMPARE rK, rLong
+    IF_LESS round
+    STREAM rWho
+    COMPARE rN, 30
+    IF_LESS more
+    HALT
+sleeper:
+    SENSE rX, USER_INPUT
+    HALT
+"""
+
+
+def test_who_looks_at_a_machine_changes_none_of_its_turns():
+    """A slice that is cut for somebody's attention is gone on with, alone and in a batch."""
+    def said(together: bool, attention: bool) -> list[str]:
+        vm = m3jit.VM(m3jit.assemble(TURNS, "turns.m3asm"), backend="interpreter", wait_input=True)
+        out: list[str] = []
+
+        def hear(item: object) -> None:
+            out.append(str(item))
+            if attention:
+                vm.stop_word.set(ATTENTION)
+            if len(out) == 60:
+                vm.push_input("end")
+        vm.set_sink("OUTPUT", hear)
+        if together:
+            batch = Batch()
+            member = batch.add(vm)
+            batch.run()
+            assert member.error is None
+        else:
+            vm.run()
+        return out
+    alone = said(False, False)
+    assert alone == said(False, True) == said(True, False) == said(True, True) and len(set(alone)) == 2
