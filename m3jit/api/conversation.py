@@ -166,7 +166,7 @@ class Conversation:
                     yield piece.text
             self.finish_reason = session.finish_reason
         except GeneratorExit:                          # whoever listened left
-            self.finish_reason = "cancelled"
+            self.finish_reason = session.finish_reason or "cancelled"
             raise
         finally:
             if self.messages and self.messages[-1] is answer:              # else it was taken back meanwhile

@@ -250,6 +250,8 @@ class Session(SavedSession):
             return
         self._now.drawn(token, self.machine.main.rng)
         made.take_token(item)
+        if made.ended_at is not None:                  # also for whoever leaves the loop at this piece
+            self._now = replace(self._now, finish_reason="stop", ended_at=made.ended_at)
         self._note()
 
     def _note(self) -> None:

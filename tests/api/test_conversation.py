@@ -251,6 +251,20 @@ def test_what_is_put_behind_an_answer_takes_the_place_of_its_stop_string(model):
     assert at_once.answer == at_once.session.text == "Indeed"
 
 
+def test_whoever_leaves_at_a_stop_string_has_the_answer_that_it_ended(model):
+    """What its tokens say behind the last piece was given to nobody, and nothing follows it."""
+    said = answer(conversation(model, max_tokens=20), "Hello there")
+    word = next(w for w in said.split() if len(w) > 4 and said.count(w[1:4]) == 1)
+    talk = conversation(model, max_tokens=20, stop=word[1:4])
+    shown = said[:said.index(word) + 1]
+    pieces, came = talk.say("Hello there"), ""
+    while came != shown:
+        came += next(pieces)
+    pieces.close()
+    assert (talk.answer, talk.messages[-1]["content"], talk.finish_reason) == (shown, shown.strip(), "stop")
+    assert list(talk.resume()) == [] and talk.answer == shown
+
+
 def test_a_message_behind_a_place_inside_a_token(model):
     """What is left of the token is part of the answer, for the model too."""
     talk = conversation(model, max_tokens=20)
