@@ -19,9 +19,11 @@ class Entered:
             return
         vm = self.vm
         vm._wanting += 1
-        vm.stop_word.set(ATTENTION)
-        vm._lock.acquire()
-        vm._wanting -= 1
+        try:
+            vm.stop_word.set(ATTENTION)
+            vm._lock.acquire()
+        finally:
+            vm._wanting -= 1
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._release()

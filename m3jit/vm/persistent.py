@@ -1,7 +1,7 @@
 """A map from non-negative integers that is shared in O(1) and copied where it is written.
 
 A radix tree of fan-out 32.  A map that is written has an owner token; a node carrying the map's token is its own and is
-changed in place, any other node is copied on the way to the write.  `share` takes both maps their tokens, and the next
+changed in place, any other node is copied on the way to the write.  After `share` neither map has a token, and the next
 write gives a map a fresh one, so neither sees what the other writes afterwards.
 """
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A snapshot is a node of a tree (its parent is the newest snapshot its context had taken or returned to).  Registers of
 running contexts hold it; registers inside another snapshot name it weakly, so that a loop which forks every turn keeps
 at most a window of history.  A handle whose snapshot is gone traps as "released".  Which registers may hold a handle at
-all is known of a program (`naming`, see m3jit.vm.image), so that a capture looks at no others.
+all is known of a program (`naming`, see m3jit.vm.register_use), so that a capture looks at no others.
 """
 from __future__ import annotations
 

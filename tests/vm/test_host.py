@@ -240,3 +240,18 @@ def test_misuse_from_the_host_is_said_plainly():
         VM(assemble("    HALT\n"), threads=300)
     with pytest.raises(UserError, match="abort takes a snapshot"):
         VM(assemble("    HALT\n")).abort(None)
+
+
+def test_whoever_is_interrupted_while_it_asks_for_the_machine_no_longer_wants_it(monkeypatch):
+    """Else a run would pause for it again and again."""
+    vm = machine(FOREVER)
+
+    class Held:
+        def acquire(self) -> None:
+            raise KeyboardInterrupt
+    with monkeypatch.context() as patched:
+        patched.setattr(vm._gate, "_acquire", lambda blocking: False)
+        patched.setattr(vm, "_lock", Held())
+        with pytest.raises(KeyboardInterrupt):
+            vm.get("r1")
+    assert not vm._wanting
