@@ -133,7 +133,7 @@ class Journal(Course):
             raise UserError(f"{name}: the session is in use in another thread: call stop(), wait for it, and try again")
         if self.ended:
             if self.open and name not in AFTERWARDS:
-                raise UserError("the recording of this session has ended with its machine; make another session")
+                raise UserError("the recording of this session has ended with an error; make another session")
             return do()
         try:
             return self._called(target, name, arguments, named, do)

@@ -253,7 +253,7 @@ def test_a_machine_that_fails_ends_the_log(model, tmp_path):
     made.machine.stop()
     with pytest.raises(Interrupted):
         list(pieces)
-    with pytest.raises(UserError, match="recording of this session has ended with its machine; make another session"):
+    with pytest.raises(UserError, match="recording of this session has ended with an error; make another session"):
         list(made.generate())
     made.close()
     report, _ = replay(tmp_path / "log")
