@@ -175,8 +175,13 @@ def _sound(name: str, rest: list[Any], sources: dict[str, Any], first_reads: dic
         found = sources[name] = AudioRing(vm.signal, name, rate, frames / rate, channels, vm.wake_for_sound)
         expect(found.frames == frames, "a ring of another length")
         found.restored = True
-    elif not isinstance(found, AudioRing) or any(name in c.cursors for c in vm.memory.contexts()):
-        return []                                      # something else, or it is in use here
+    elif not isinstance(found, AudioRing):
+        return []                                      # something else
+    elif any(name in c.cursors for c in vm.memory.contexts()):
+        if not _agree(base, samples, found):
+            raise ValueError(f"its sound {name} is not what the ring attached here has had at the same positions, and "
+                             f"this machine has read from that; restore it into a new machine")
+        return []                                      # it is in use here: the same, and what came since
     elif (found.rate, found.channels) != (rate, channels):
         raise ValueError(f"its sound {name} has {channels} channels at {rate} Hz, and the ring attached here "
                          f"{found.channels} at {found.rate}; attach one of the same kind (VM.audio_input)")
@@ -186,6 +191,13 @@ def _sound(name: str, rest: list[Any], sources: dict[str, Any], first_reads: dic
     for context, at in began:
         first_reads[whole(context, 1, MOST, "a context"), name, id(found)] = whole(at, 0, MOST, "a position")
     return found.holding(base, samples, closed)
+
+
+def _agree(base: int, samples: np.ndarray, ring: AudioRing) -> bool:
+    """Are the frames that both have the same?"""
+    there, start = ring.kept(), ring.base
+    first, end = max(base, start), min(base + len(samples), start + len(there))
+    return first >= end or samples[first - base:end - base].tobytes() == there[first - start:end - start].tobytes()
 
 
 def check_positions(vm: Any, root: Any) -> None:

@@ -356,6 +356,23 @@ def test_sound_comes_back_and_the_device_goes_on(tmp_path):
             said = said[:2]
 
 
+def test_sound_of_another_run_is_not_taken_for_that_of_this_one(tmp_path):
+    """A machine that has read from its ring goes back to versions of its own, and to no others that have sound."""
+    source = "go: SENSE rX, AUDIO_PCM, COUNT=10\nJUMP go"
+    own, other = machine(source), machine(source)
+    with Store.open(tmp_path / "s") as store:
+        for vm, name, loud in ((own, "own", 0.25), (other, "other", 0.5)):
+            sound(vm).push(np.full(40, loud, np.float32))
+            vm.step(1)
+            store.commit(vm, name)
+            vm.step(4)
+        with pytest.raises(StoreError, match="its sound AUDIO_PCM is not what the ring attached here has had"):
+            store.restore(own, "other")
+        assert own.main.cursors["AUDIO_PCM"] == 30
+        store.restore(own, "own")
+        assert own.main.cursors["AUDIO_PCM"] == 10
+
+
 def test_only_new_items_and_new_sound_are_written(tmp_path):
     with Store.open(tmp_path / "s") as store:
         vm = team()
