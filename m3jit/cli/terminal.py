@@ -96,7 +96,7 @@ class Progress:
             self._drawn = False
 
 
-def keep_inputs(output: str | None, *inputs: str, remedy: str = "give -o another name") -> None:
+def keep_inputs(output: str | None, *inputs: str, remedy: str = "give the output another name") -> None:
     """UsageError when an output file is one of the files a command reads: it would be lost."""
     for path in inputs:
         try:
