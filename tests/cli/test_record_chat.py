@@ -79,7 +79,8 @@ def test_a_recorded_chat_begins_with_nothing(chat, tmp_path):
     assert process("replay", tmp_path / "log", timeout=300).out == kept.out
     template = tmp_path / "plain.jinja"
     found = chat(b"Hello\n", "--record", template)
-    assert found.code == 2 and "overwritten; give the output another name" in found.err and template.read_text() == TEMPLATE
+    assert found.code == 2 and "overwritten; give the output another name" in found.err
+    assert template.read_text() == TEMPLATE
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
