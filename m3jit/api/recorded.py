@@ -77,7 +77,7 @@ class Course:
         if value is None or isinstance(value, (bool, int, str, Raised)):
             return value
         if isinstance(value, Piece):
-            return value.text, value.tokens, value.finish_reason
+            return value.text, value.tokens, value.finish_reason, value.back
         if isinstance(value, SessionState):
             self.states.append(value)
             return {"state": len(self.states) - 1}

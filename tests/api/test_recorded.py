@@ -360,6 +360,20 @@ def test_what_is_not_the_recorded_conversation_is_said(model, tmp_path, monkeypa
             replay(tmp_path / "log")
 
 
+def test_where_a_stop_string_began_is_compared(model, tmp_path, monkeypatch):
+    from m3jit.api.stop_strings import StopStrings
+    free = Session(model, "Emma was", temperature=0)
+    follows = next(p.text for p in free.generate(1))
+    with RecordedSession(tmp_path / "log", model, "Emma was", temperature=0, stop="s" + follows) as made:
+        made.rollback(to_token=made.start - 1)
+        made.inject(" was")
+        assert [piece.back for piece in made.generate(2)][-1] == 1
+    whole(tmp_path / "log", BACKENDS[:1])
+    monkeypatch.setattr(StopStrings, "back", property(lambda self: 0, lambda self, back: None), raising=False)
+    with pytest.raises(Divergence, match=r"next gives \('', \(\), 'stop', 0\); the log has \('', \(\), 'stop', 1\)"):
+        replay(tmp_path / "log")
+
+
 def test_other_models_versions_and_heads(model, tmp_path, monkeypatch):
     import m3jit
     moved = tmp_path / "m.gguf"
