@@ -45,8 +45,7 @@ def ctx_switch(m, rd: Rd("snapshot") = None, pipeline: Enum("MAMBA TRANSFORMER A
                priority: Priority()[1] = None):
     """Mark the context as running a pipeline (for profiles and placement), set its priority if one is given, take a
     snapshot when rd is given, and let more urgent contexts run."""
-    m.ctx.leave = True
-    m.ctx.pipeline = pipeline
+    m.switch_pipeline(pipeline)
     if priority is not None:
         m.set_priority(m.ctx, ("GREEN", "BLUE", "RED").index(priority))
     if rd is not None:

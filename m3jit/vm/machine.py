@@ -235,8 +235,10 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
     # -- snapshots --------------------------------------------------------------------------------------------------
     def snapshot(self, rd: Reg | None, persist: bool = False) -> None:
         """Capture the context with a snapshot handle in rd (so that the snapshot's rd names itself); rd holds it then.
-        All of it or nothing, at once: the last thing an instruction does.  persist: it is on the disk by then."""
-        self.vm.snapshots.fork(self.ctx, None if rd is None else rd.index, self.persist if persist else None)
+        All of it or nothing, at once, with what else the instruction changes: the last thing it does.  persist: it is
+        on the disk by then."""
+        self.vm.snapshots.fork(self.ctx, None if rd is None else rd.index, self.persist if persist else None,
+                               self.stores)
 
     def abort(self, handle: SnapshotHandle | None, resume: bool) -> int | None:
         """Put a snapshot's root back; None handle: nothing.  The pc to go on at when `resume`.  Everything is checked
@@ -308,7 +310,12 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
                 self.stores.append(attribute(self.vm, "_retired_before", self.vm._retired_before + victim.retired))
 
     def set_priority(self, ctx: Context, priority: int) -> None:
-        ctx.priority = priority
+        self.stores.append(attribute(ctx, "priority", priority))
+        self.ctx.leave = True
+
+    def switch_pipeline(self, pipeline: str) -> None:
+        """The context runs a pipeline of that name from now on."""
+        self.stores.append(attribute(self.ctx, "pipeline", pipeline))
         self.ctx.leave = True
 
     def priority_level(self, level: int | None, word: str | None) -> int:

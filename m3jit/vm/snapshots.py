@@ -118,12 +118,14 @@ class SnapshotStore:
         commit_columns(_HOST, (ctx, ring, self), ("newest_snapshot", at, "_at"), (snapshot.id, snapshot, following))
         return handle
 
-    def fork(self, ctx: Any, register: int | None, before: Callable[[Snapshot], None] | None) -> None:
+    def fork(self, ctx: Any, register: int | None, before: Callable[[Snapshot], None] | None,
+             more: Sequence[Store] = ()) -> None:
         """A snapshot as an instruction of the context takes it: with the instruction done, and the handle in a general
         register (inside the snapshot that names it weakly, so that it still does after ABORT; None: nowhere).  All or
         nothing.
 
-        before: called with the snapshot when nothing is stored yet.  OperandError: snapshots hold too much."""
+        before: called with the snapshot when nothing is stored yet.  more: what else is stored with it.  OperandError:
+        snapshots hold too much."""
         root, R, resume = ctx.capture(), ctx.R, ctx.index + 1
         snapshot = new_snapshot(next(self._ids), ctx.newest_snapshot or 0, root, resume, ctx.id, self)
         if register is None:
@@ -133,9 +135,12 @@ class SnapshotStore:
         ring, at, following = self._place(snapshot)
         if before is not None:
             before(snapshot)
-        commit_columns(_INSTRUCTION, (ctx, ring, self, R, ctx, ctx),
-                       ("newest_snapshot", at, "_at", register, "retired", "index"),
-                       (snapshot.id, snapshot, following, snapshot.handle(), ctx.retired + 1, resume))
+        columns = (_INSTRUCTION, (ctx, ring, self, R, ctx, ctx),
+                   ("newest_snapshot", at, "_at", register, "retired", "index"),
+                   (snapshot.id, snapshot, following, snapshot.handle(), ctx.retired + 1, resume))
+        if more:
+            columns = tuple((*own, *others) for own, others in zip(columns, zip(*more)))
+        commit_columns(*columns)
 
     def keep(self, snapshot: Snapshot) -> list[Store]:
         """The stores (m3jit.vm.commit) that make it the newest of the window.  OperandError: snapshots hold too

@@ -51,7 +51,7 @@ def outcome(vm: VM) -> Any:
 
 
 @pytest.mark.parametrize("backend, stride", [
-    ("interpreter", 13), ("cpu", 13), pytest.param("interpreter", 1, marks=pytest.mark.slow),
+    ("interpreter", 11), ("cpu", 11), pytest.param("interpreter", 1, marks=pytest.mark.slow),
     pytest.param("cpu", 1, marks=pytest.mark.slow)])
 def test_a_context_goes_on_from_where_it_stands(backend, stride):
     """Whenever the signal comes; and what is said is where that is."""

@@ -1,9 +1,11 @@
 """Order of contexts, priorities, fairness, spawning and killing, calls, interrupts."""
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from m3jit.errors import Trap
+from m3jit.vm.held import EVERY
 from m3jit.vm.scheduler import QUANTUM
 from m3jit.vm.vm import VM
 from tests.vm.programs import ins, machine, outputs, run
@@ -276,3 +278,13 @@ def test_host_fork_and_abort():
     assert vm.get("r1") == 1
     vm.abort(snap, resume=True)
     assert vm.step(1) == 1 and vm.get("r1") == 2
+
+
+def test_a_switch_that_traps_has_switched_nothing():
+    """There is no room for its snapshot: the priority and the pipeline stay as they were."""
+    vm = machine("FORK rA\nADD rX, rX, rX\nCTX_SWITCH rB, AUDIO, PRIORITY=RED\nHALT", snapshot_memory=10_000)
+    vm.set("rX", np.ones(100_000, np.float32))
+    vm.snapshots.bound._since = EVERY                  # the bound is looked at now
+    with pytest.raises(Trap, match="CTX_SWITCH .*: snapshots hold"):
+        vm.run()
+    assert (vm.main.priority, vm.main.pipeline, vm.get("rB")) == (0, "TRANSFORMER", None)
