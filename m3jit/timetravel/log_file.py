@@ -14,6 +14,7 @@ are checked when the file is opened, before anything is done with them.
 """
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import struct
@@ -71,6 +72,8 @@ class LogWriter:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._flush_always, name="m3jit log", daemon=True)
         self._thread.start()
+        self._process = os.getpid()
+        atexit.register(self._at_exit)
 
     def append(self, event: Event) -> None:
         """Add an event."""
@@ -92,6 +95,7 @@ class LogWriter:
 
     def close(self, end: dict[str, Any]) -> None:
         """Write how the run ended, and close the file."""
+        atexit.unregister(self._at_exit)
         self._closed.set()
         self._thread.join()
         with self._lock:
@@ -109,6 +113,12 @@ class LogWriter:
 
     def _flush_always(self) -> None:
         while not self._closed.wait(2 * PERIOD):
+            with self._lock:
+                self._flush(time.monotonic())
+
+    def _at_exit(self) -> None:
+        """Nobody closed it, and the thread ends with the process: what is noted reaches the file."""
+        if os.getpid() == self._process:               # not in a fork, which has the same file
             with self._lock:
                 self._flush(time.monotonic())
 

@@ -7,6 +7,8 @@ import errno
 import math
 import os
 import struct
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -104,6 +106,17 @@ def test_a_disk_that_does_not_keep_the_end_is_said(tmp_path, monkeypatch, number
         patched.setattr(log_file.os, "fsync", failing)
         with pytest.raises(LogFailed, match="Input/output error") if lost else contextlib.nullcontext():
             writer.close({})
+
+
+def test_a_process_that_ends_without_closing_its_log_loses_nothing(tmp_path):
+    """A child of it, which has the same file, writes nothing there."""
+    code = ("import os, sys\nfrom m3jit.timetravel import log_file\nfrom m3jit.vm.recording import Event\n"
+            "log_file.PERIOD = 1000\nwriter = log_file.LogWriter(sys.argv[1], {})\n"
+            "for n in range(3):\n    writer.append(Event(1, n, 'clock', n))\n"
+            "child = os.fork()\nif child:\n    assert os.waitpid(child, 0)[1] == 0\n")
+    subprocess.run([sys.executable, "-c", code, tmp_path / "log"], check=True, timeout=300)
+    reader = LogReader(str(tmp_path / "log"))
+    assert [event.value for event in reader.events()] == [0, 1, 2] and reader.torn
 
 
 def test_ctrl_c_in_the_middle_of_an_event_leaves_a_whole_log(tmp_path, monkeypatch):
@@ -305,7 +318,6 @@ def test_the_fuzz_reaches_the_reader():
     """Lines of the reader that a fixed set of changed payloads executes; printed with -s."""
     import inspect
     import random
-    import sys
     rng = random.Random(1)
     code = {f.__code__: set() for f in vars(Reader).values() if inspect.isfunction(f)}
 
