@@ -343,8 +343,9 @@ class Recorder:
                 said = self._held
             finally:
                 self._held = None
-            for event in said:
-                self.log.append(event)
+            if self.log is not None:
+                for event in said:
+                    self.log.append(event)
 
     def said(self, ctx: Context, sink: str, item: Any) -> None:
         """The host makes something of items that have left (text of tokens), and writes it: a part of the record."""
@@ -352,11 +353,10 @@ class Recorder:
             return
         found = Output.of(sink, item)
         if not self.replaying:
-            event = Event(ctx.id, ctx.retired, "said", found)
             if self._held is not None:
-                self._held.append(event)
+                self._held.append(Event(ctx.id, ctx.retired, "said", found))
             else:
-                self.log.append(event)
+                self._note(ctx, "said", found)
         elif self.derives:
             event = self._expected(ctx, "said")
             if event.value != found:

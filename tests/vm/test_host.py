@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from m3jit.errors import Divergence, Interrupted, LimitError, Trap, UnsupportedError, UserError
+from m3jit.vm.recording import Recorder
+from m3jit.vm.streams import Item
 from m3jit.vm.vm import VM
 from tests.vm.programs import LONG, ins, machine, run, wait_until, wait_until_all_wait
 
@@ -255,3 +257,13 @@ def test_whoever_is_interrupted_while_it_asks_for_the_machine_no_longer_wants_it
         with pytest.raises(KeyboardInterrupt):
             vm.get("r1")
     assert not vm._wanting
+
+
+def test_what_a_host_says_behind_a_replay_that_keeps_no_log():
+    said = Item("TEXT", b"x", 0)
+    recorder = Recorder(replay=[], goes_on=True)
+    vm = machine("LOADI r1, 1\nSTREAM r1\nHALT", record=recorder)
+    vm.set_sink("OUTPUT", lambda _: recorder.said(vm.main, "text", said))
+    vm.run()
+    recorder.said(vm.main, "text", said)
+    assert vm.finished and recorder.log is None
