@@ -18,6 +18,7 @@ from m3jit.durable.store import Restored, Store
 from m3jit.durable.version import LAYOUT
 from m3jit.errors import OperandError
 from m3jit.isa.types import Tensor
+from m3jit.vm.commit import Store as Change
 from m3jit.vm.snapshots import Snapshot
 
 NAME = "checkpoint"                # of the version in the folder of a CHECKPOINT_SAVE
@@ -72,8 +73,8 @@ class Checkpoints:
             raise StoreError(f"{folder}: no such folder; CHECKPOINT_SAVE makes one")
         return self._store(folder).latest(NAME).root.hash.hex()
 
-    def load(self, vm: Any, folder: Path, which: str) -> tuple[Callable[[], None], Any]:
-        """(what to call when the value is taken, the value) of the checkpoint that `newest` named."""
+    def load(self, vm: Any, folder: Path, which: str) -> tuple[Callable[[], list[Change]], Any]:
+        """(what gives the stores that take the value, the value) of the checkpoint that `newest` named."""
         store = self._store(folder)
         found = next((v for v in reversed(store.versions.get(NAME, [])) if v.root.hash.hex() == which), None)
         if found is None:
@@ -84,16 +85,17 @@ class Checkpoints:
             loaded = version.load(store, vm, found, self._saved.get(folder) != which)
             snapshot = loaded.snapshot()
 
-            def settle() -> None:
-                loaded.keep(snapshot)
+            def taking() -> list[Change]:
+                stores = loaded.keep(snapshot)
                 loaded.settle()
-            return settle, snapshot
+                return stores
+            return taking, snapshot
         try:
             what, layout, (kind, content), models = tree
             expect(what == "value" and layout == LAYOUT, "it is no checkpoint")
             reading = roots.Unpacking(vm, store, models, [], [])
             unpack = unpack_tensor if kind == "tensor" else BY_KIND[kind].unpack
-            return _nothing, unpack(content, reading)
+            return list, unpack(content, reading)
         except OperandError as e:
             raise StoreError(f"{folder}: {e.message}") from None
         except version.WRONG as e:
@@ -176,7 +178,3 @@ class Checkpoints:
             for store in self._open.values():
                 store.close()
             self._open.clear()
-
-
-def _nothing() -> None:
-    """A tensor or state changes nothing of the machine's own."""

@@ -16,7 +16,7 @@ from m3jit.errors import UserError, brief
 from m3jit.isa.control import MAX_CALL_DEPTH
 from m3jit.isa.fields import BANK_LETTERS, BANK_SIZES, Reg
 from m3jit.isa.types import F32, Tensor
-from m3jit.vm.commit import commit
+from m3jit.vm.commit import Store
 from m3jit.vm.context import Frame, Root
 from m3jit.vm.memory import ARENA_LIMIT, ARENAS, IN_ROOT, ContextMemory, Pages
 from m3jit.vm.memory import PAGE as MEMORY_PAGE
@@ -348,12 +348,11 @@ class Unpacking:
         """The stored snapshot of that number."""
         return self._snapshots.get(stored)
 
-    def keep(self, but: Snapshot | None = None) -> None:
-        """Put the stored snapshots into the machine's window, which is what keeps alive those that only others name.
-        OperandError: they hold too much."""
-        for found in sorted(self._snapshots.values(), key=lambda s: s.id):
-            if found is not but:
-                commit(self.vm.snapshots.keep(found))
+    def keep(self, newest: Snapshot | None = None) -> list[Store]:
+        """The stores (m3jit.vm.commit) that put the stored snapshots, and `newest` behind them, into the machine's
+        window, which is what keeps alive those that only others name.  OperandError: they hold too much."""
+        found = sorted((s for s in self._snapshots.values() if s is not newest), key=lambda s: s.id)
+        return self.vm.snapshots.keep(found if newest is None else [*found, newest])
 
     def as_snapshot(self, number: int | None, root: Root, index: int) -> Snapshot:
         """The stored snapshot of that number here, else a new one of this root."""

@@ -18,6 +18,7 @@ from m3jit.durable.errors import StoreError
 from m3jit.durable.states import expect, whole
 from m3jit.durable.tree import TreeError
 from m3jit.errors import OperandError, brief
+from m3jit.vm.commit import Store as Change
 from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import DONE, KILLED, READY, Context
 from m3jit.vm.snapshots import Snapshot
@@ -85,7 +86,7 @@ def restore(store: "Store", vm: Any, version: "Version") -> "Restored":
                   attribute(ctx, "waiting_for", None), attribute(vm, "_first_trap", None)]
         if loaded.machine is None:
             try:
-                loaded.keep()
+                stores += loaded.keep()
             except OperandError as e:                  # snapshots hold too much
                 raise StoreError(f"{store.path}: {brief(repr(version.name))} version {version.number}: "
                                  f"{e.message}") from None
@@ -127,7 +128,7 @@ def load(store: "Store", vm: Any, version: "Version", strangers: bool = False) -
 
 class Loaded:
     """A version that was read.  `machine`: its rest, of a whole one.  Before it is put into the machine, `settle` makes
-    what that keeps beside it agree with it, and `keep` does so with snapshots."""
+    what that keeps beside it agree with it; `keep` gives the stores of its window of snapshots."""
 
     def __init__(self, store: "Store", vm: Any, tree: list[Any], strangers: bool):
         _, _, _, place, main, named, given, models, model_handles, extension_handles, machine, self.notes = tree
@@ -153,9 +154,10 @@ class Loaded:
         """The version as a snapshot of the machine."""
         return self._reading.as_snapshot(self.newest, self.root, self.index)
 
-    def keep(self, but: Snapshot | None = None) -> None:
-        """Keep alive what only other snapshots name.  OperandError: snapshots hold too much."""
-        self._reading.keep(but)
+    def keep(self, newest: Snapshot | None = None) -> list[Change]:
+        """The stores that keep alive what only other snapshots name, and `newest`.  OperandError: snapshots hold too
+        much."""
+        return self._reading.keep(newest)
 
     def settle(self) -> None:
         """The numbers that are given out from now on, handles of models and extensions."""

@@ -25,7 +25,7 @@ class Checkpoints(Protocol):
         """What identifies the value that was saved last."""
 
     def load(self, vm: Any, folder: Path, which: str) -> Any:
-        """The value of that name: (what the machine keeps beside it, a `Snapshot`, a state or a tensor)."""
+        """(what gives the stores that take the value, the value of that name: a `Snapshot`, a state or a tensor)."""
 
     def persist(self, vm: Any, snapshot: Snapshot) -> int:
         """Write a snapshot to the machine's own store; bytes of blocks written."""
@@ -83,15 +83,13 @@ class CheckpointsView:
         folder = self._folder(path, "read a checkpoint from")
         disk, vm = self.vm.checkpoints, self.vm
         which = self.observe(RESTORE, lambda: disk.newest(folder))             # type: ignore[attr-defined]
-        settle, value = disk.load(vm, folder, which)
+        taking, value = disk.load(vm, folder, which)
+        self.stores += taking()                        # type: ignore[attr-defined]
         if value.__class__ is Snapshot:
-            settle()                                   # what it names is kept before it
-            self.stores += vm.snapshots.keep(value)                            # type: ignore[attr-defined]
             return value.handle()
         elif hasattr(value, "kind_name"):
             value, stores = self.handle_for(self.ctx, value)                   # type: ignore[attr-defined]
             self.stores += stores                                              # type: ignore[attr-defined]
-        settle()
         return value
 
     def persist(self, snapshot: Snapshot) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 from m3jit.errors import OperandError
 from m3jit.vm import reclaim
-from m3jit.vm.commit import Store, attribute, commit, commit_columns, item
+from m3jit.vm.commit import Store, attribute, commit, commit_columns
 from m3jit.vm.held import DEFAULT_BOUND, Bound, count_of
 from m3jit.vm.reclaim import DEFAULT_BACKLOG, OURS, Reclaimer, leavings
 from m3jit.vm.register_use import RegisterUse
@@ -142,11 +142,16 @@ class SnapshotStore:
             columns = tuple((*own, *others) for own, others in zip(columns, zip(*more)))
         commit_columns(*columns)
 
-    def keep(self, snapshot: Snapshot) -> list[Store]:
-        """The stores (m3jit.vm.commit) that make it the newest of the window.  OperandError: snapshots hold too
-        much."""
-        ring, at, following = self._place(snapshot)
-        return [item(ring, at, snapshot), attribute(self, "_at", following)]
+    def keep(self, snapshots: Sequence[Snapshot]) -> list[Store]:
+        """The stores (m3jit.vm.commit) that make these, in order, the newest of the window.  OperandError: snapshots
+        hold too much."""
+        self.know(snapshots)                           # weak: nothing happened yet
+        if any([self.bound.may_be_passed() for _ in snapshots]):
+            self._make_room()
+        reclaim.start()
+        ring = [*self._ring[self._at:], *self._ring[:self._at], *snapshots]
+        ring = ring[max(len(ring) - self.window, 0):]
+        return [attribute(self, "_ring", ring), attribute(self, "_at", len(ring) % max(self.window, 1))]
 
     def _place(self, snapshot: Snapshot) -> tuple[list[Snapshot | None], int, int]:
         """(list, index) where the newest of the window is to be stored, and `_at` behind it.  OperandError: snapshots

@@ -13,7 +13,7 @@ from m3jit.durable.roots import Unpacking
 from m3jit.vm.context import DONE
 from m3jit.vm.turns import Turns
 from m3jit.vm.vm import VM
-from tests.durable.programs import every_kind, state
+from tests.durable.programs import every_kind, state, whole_state
 
 
 @pytest.mark.parametrize("context", [1, 2])
@@ -53,14 +53,14 @@ def test_a_restore_that_is_broken_off_leaves_the_machine_as_it_was(tmp_path, mon
         other, straight = every_kind(rounds=5), every_kind(rounds=5)
         for machine in (other, straight):
             machine.step(12)
-        before = state(other)
+        before = whole_state(other)
 
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(owner, name, interrupted)
             store.restore(other, "a")
-        assert state(other) == before
+        assert whole_state(other) == before
         for machine in (other, straight):
             machine.run()
         for name in ("rN", "rU", "rFloat"):
