@@ -29,7 +29,8 @@ PREPARING = {"Interpreter._bind", "Interpreter._prepare", "Interpreter._onward",
 
 DEEP = 6                           # frames between a finaliser and what it calls, at most
 # What an allocation that failed inside of NumPy or of a lock is reported as.
-_SAID = ("MemoryError", "without setting an exception", "without exception set", "can't allocate lock")
+_SAID = ("MemoryError", "without setting an exception", "without exception set", "can't allocate lock",
+         "NULL object passed to Py_BuildValue")
 
 
 class Allocation:
