@@ -37,7 +37,7 @@ class Interrupt:
         sys.settrace(self._trace)
         try:
             action()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:                      # the forced one; what it left is compared by the caller
             pass
         finally:
             sys.settrace(before)

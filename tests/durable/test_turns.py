@@ -50,7 +50,7 @@ class Kept(Checkpoints):
         return written
 
     def ended(self) -> None:
-        pass
+        """Nothing of it is asked here."""
 
 
 def run(source: str, store: Store | None, restore: Any = lambda vm: None) -> tuple[list[str], Kept]:

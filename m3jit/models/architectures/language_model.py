@@ -37,7 +37,7 @@ class LanguageModel:
 
     def layer_tensors(self, i: int) -> Shapes:
         """The tensors of layer i, names without the layer's prefix."""
-        raise NotImplementedError
+        raise NotImplementedError                      # each kind of model says its own
 
     def embed(self, w: Writer) -> None:
         w.embedding("rX")
