@@ -6,12 +6,17 @@ import struct
 from typing import Any
 
 from m3jit.api import variants as compiled_variants
-from m3jit.api.native_function import DONE, LEFT, NO_MEMORY, UNFIT, has_length
 from m3jit.ir.plan import FrameWord
 from m3jit.ir.tensor import F64T, Dim, Sym, TensorType, Type
 from m3jit.vm.native import ALIGN, NO_BUDGET
 
 STACK_BYTES = 1 << 14                      # temporaries up to this size live on the caller's stack
+DONE, LEFT, UNFIT, NO_MEMORY = range(4)    # what the function returns
+
+
+def has_length(t: Type) -> bool:
+    """Is the first dimension an argument of its own?"""
+    return isinstance(t, TensorType) and bool(t.shape) and isinstance(t.shape[0], Sym)
 
 
 class Entry:

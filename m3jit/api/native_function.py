@@ -23,12 +23,12 @@ from typing import Any, Callable
 import numpy as np
 
 from m3jit.api import arguments
+from m3jit.api.native_entry import LEFT, NO_MEMORY, UNFIT, Entry, has_length
 from m3jit.errors import UnsupportedError, UserError
 from m3jit.ir.tensor import F64T, I64T, Dim, DimExpr, Sym, TensorType, Type
 from m3jit.isa.types import BF16, DTYPES, F16
 from m3jit.vm.native import name_of, type_of_value
 
-DONE, LEFT, UNFIT, NO_MEMORY = range(4)
 MEANING = {LEFT: "the program left compiled code: it would trap, or needs the machine; call it through Python to see "
                  "why",
            UNFIT: "dimensions that the function was not made for", NO_MEMORY: "out of memory"}
@@ -65,11 +65,6 @@ class NativeFunction:
         return f"<{self.signature}>"
 
 
-def has_length(t: Type) -> bool:
-    """Is the first dimension an argument of its own?"""
-    return isinstance(t, TensorType) and bool(t.shape) and isinstance(t.shape[0], Sym)
-
-
 # -- types ------------------------------------------------------------------------------------------------------------
 
 def parse_type(spec: Any, key: Any, name: str, sizes: dict[str, int]) -> tuple[Type, int]:
@@ -104,7 +99,6 @@ def parse_type(spec: Any, key: Any, name: str, sizes: dict[str, int]) -> tuple[T
 
 def make(program: Any, types: tuple, threads: int | None) -> NativeFunction:
     """The C function of a compiled program for arguments of these types; UnsupportedError when there is none."""
-    from m3jit.api.native_entry import Entry
     if program._compiler is None or not program.backend.startswith("cpu"):
         raise UnsupportedError(f"backend {program.backend} makes no native functions; compile with backend=\"cpu\"")
     if len(types) != len(program.inputs):

@@ -16,7 +16,7 @@ from m3jit.vm.commit import Store as Stored
 
 if TYPE_CHECKING:
     from m3jit.api.session import Session
-    from m3jit.durable.store import Version
+    from m3jit.durable.version import Version
 
 LAYOUT = 3                          # of what is noted beside a version
 POINTS = 8                          # checkpoints of recurrent states that are saved

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from m3jit.cli import EXIT_CODES
+from m3jit.cli.exit_codes import EXIT_CODES
 
 COMMANDS = {                                           # name -> (module, attribute, line of the help), in its order
     "run": ("run", "run", "Run a program or a model (a file, a folder or a name)."),

@@ -200,7 +200,8 @@ def _named(kernels: list[Any]) -> dict[str, Any]:
 
 def _kernel_text(stage: str, kernel: Any, engine: Any, arch: str) -> str:
     if stage == "loop":
-        return str(kernel)
+        from m3jit.ir.loop_text import print_kernel
+        return print_kernel(kernel)
     if stage == "llvm":
         return engine.llvm_ir(kernel)
     if stage == "asm":

@@ -14,7 +14,8 @@ from m3jit.durable.log import Log
 from m3jit.durable.tree import pack
 
 if TYPE_CHECKING:
-    from m3jit.durable.store import Store, Version
+    from m3jit.durable.store import Store
+    from m3jit.durable.version import Version
 
 KEPT_SHARE = 0.5                   # a segment of which this much is needed stays as it is
 PLACES = 1 << 20                   # places a record holds

@@ -12,7 +12,6 @@ import errno
 import os
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -22,6 +21,8 @@ from m3jit.durable.errors import DamagedStore, StoreError, StoreFull, StoreInUse
 from m3jit.durable.files import Files, SyncFailed, syncing
 from m3jit.durable.log import Damage, Log
 from m3jit.durable.tree import TREE, Ref, TreeError, as_bytes, pack, refs, unpack
+from m3jit.durable.version import Restored, Version, restore
+from m3jit.durable.version import write as write_version
 from m3jit.errors import brief
 
 LOG, NEW_LOG, LOCK = "log", "log.new", "lock"
@@ -29,29 +30,6 @@ MAX_NAME = 200                     # bytes of a version's name
 MAX_ROOT = 256 << 20               # bytes of a version without its blocks
 TIDY_BYTES = 256 << 20             # blocks written since the last compaction, and as much again as that left: compact
 TIDY_LOG = 16 << 20                # the same for the log
-
-
-@dataclass(frozen=True)
-class Version:
-    """A committed version.  number: 1 for the first of its name.  time: ns since 1970, when it was committed.
-    bytes: of the blocks that were new."""
-    name: str
-    number: int
-    root: Ref
-    time: int
-    bytes: int
-
-    def fields(self) -> list[Any]:
-        """As they stand in the log."""
-        return [self.name, self.number, self.root, self.time, self.bytes]
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What `Store.restore` put back.  notes: as given to `commit`.  snapshots: handles of those given to `commit`."""
-    version: Version
-    notes: Any
-    snapshots: list[Any] = field(default_factory=list)
 
 
 class Store:
@@ -388,10 +366,9 @@ class Store:
 
         notes: a tree of plain values (None, bool, int, float, str, bytes, list) kept with it.  snapshots: handles of
         `VM.fork` that are stored too.  StoreError: a register holds what cannot be stored (it says which)."""
-        from m3jit.durable import version
         with vm._entered():
             found = [vm.snapshots.resolve(h) for h in snapshots]
-            return version.write(self, vm, context or vm.main, name, notes, found, whole=context is None)
+            return write_version(self, vm, context or vm.main, name, notes, found, whole=context is None)
 
     def restore(self, vm: Any, name: str, number: int | None = None) -> Restored:
         """Put a committed version into a `VM` of the same program: registers, memory, states, place in the program; one
@@ -399,8 +376,7 @@ class Store:
 
         All of it is read and checked before anything of the machine changes.  StoreError: another program or model;
         DamagedStore."""
-        from m3jit.durable import version
-        return version.restore(self, vm, self.latest(name, number))
+        return restore(self, vm, self.latest(name, number))
 
     def close(self) -> None:
         """Close the files and let others open the store."""

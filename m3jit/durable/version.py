@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Sequence
 
 from m3jit.durable import contexts, inputs, roots
 from m3jit.durable.errors import StoreError
 from m3jit.durable.states import expect, whole
-from m3jit.durable.tree import TreeError
+from m3jit.durable.tree import Ref, TreeError
 from m3jit.errors import OperandError, brief
 from m3jit.vm.commit import Store as Change
 from m3jit.vm.commit import attribute, commit
@@ -24,10 +25,33 @@ from m3jit.vm.context import DONE, KILLED, READY, Context
 from m3jit.vm.snapshots import Snapshot
 
 if TYPE_CHECKING:
-    from m3jit.durable.store import Restored, Store, Version
+    from m3jit.durable.store import Store
 
 LAYOUT = 2
 WRONG = (TreeError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A committed version.  number: 1 for the first of its name.  time: ns since 1970, when it was committed.
+    bytes: of the blocks that were new."""
+    name: str
+    number: int
+    root: Ref
+    time: int
+    bytes: int
+
+    def fields(self) -> list[Any]:
+        """As they stand in the log."""
+        return [self.name, self.number, self.root, self.time, self.bytes]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `Store.restore` put back.  notes: as given to `commit`.  snapshots: handles of those given to `commit`."""
+    version: Version
+    notes: Any
+    snapshots: list[Any] = field(default_factory=list)
 
 
 def program_hash(image: Any) -> bytes:
@@ -39,7 +63,7 @@ def program_hash(image: Any) -> bytes:
 
 
 def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, snapshots: Sequence[Snapshot] = (),
-          of: Snapshot | None = None, whole: bool = False) -> "Version":
+          of: Snapshot | None = None, whole: bool = False) -> Version:
     """Commit a context as it is now, or a snapshot `of` one; whole: the machine, `ctx` is its main context, and `of`
     what one of its contexts is taking.  The caller holds the machine.
 
@@ -71,9 +95,8 @@ def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, s
         raise StoreError(f"{store.path}: {brief(repr(name))}: cannot be stored: {e}") from None
 
 
-def restore(store: "Store", vm: Any, version: "Version") -> "Restored":
+def restore(store: "Store", vm: Any, version: Version) -> Restored:
     """`Store.restore`."""
-    from m3jit.durable.store import Restored
     with vm._entered(), vm.signal:                     # what is pushed meanwhile goes behind what comes back
         if vm._closed or vm.batch is not None:
             raise StoreError(f"{vm.image.name}: this machine {'has ended' if vm._closed else 'takes part in a batch'}; "
@@ -105,7 +128,7 @@ def restore(store: "Store", vm: Any, version: "Version") -> "Restored":
         return Restored(version, loaded.notes, loaded.given)
 
 
-def load(store: "Store", vm: Any, version: "Version", strangers: bool = False) -> "Loaded":
+def load(store: "Store", vm: Any, version: Version, strangers: bool = False) -> "Loaded":
     """A version, completely read and checked, for a machine that is not changed yet.  strangers: contexts that its
     registers name may have been those of another run."""
     where = f"{store.path}: {brief(repr(version.name))} version {version.number}"

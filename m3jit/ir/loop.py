@@ -17,7 +17,7 @@ Model
   lane reads what another lane or a uniform store wrote, or overwrites what one read, a `sync` stands between.
 
 Kernels are written with a `Builder` (m3jit.ir.loop_builder), which types and checks them (m3jit.ir.loop_check).  Text
-form: `print(kernel)`; `parse_kernel` (m3jit.ir.loop_text) reads it back.
+form: `print_kernel` writes it, `parse_kernel` reads it back (m3jit.ir.loop_text).
 """
 from __future__ import annotations
 
@@ -139,10 +139,6 @@ class Kernel:
     grid: Value                    # uniform i64, its operands are in `prologue`
     prologue: list[Value]          # uniform statements that compute `grid`; run once per launch
     _digest: str = ""
-
-    def __str__(self) -> str:
-        from m3jit.ir.loop_text import print_kernel
-        return print_kernel(self)
 
     def digest(self) -> str:
         """Hash of structure (name and parameter names excluded by renumbering): equal kernels compile once."""

@@ -6,6 +6,8 @@ zero; 24-31 xxHash64 (seed 0) of bytes 0-23 and the payload; 32... payload.
 """
 from __future__ import annotations
 
+from typing import Any
+
 import xxhash
 
 from m3jit.isa.fields import EncodingError
@@ -38,10 +40,9 @@ def encode_escape(ins) -> bytes:
     return head + check.to_bytes(8, "little") + payload
 
 
-def decode_escape(code, pc: int):
-    from m3jit.isa.table import BY_KEY, Instruction
+def decode_escape(code, pc: int, name: str) -> tuple[dict[str, Any], bytes, int]:
+    """Operands, payload and length of the frame at byte `pc`.  EncodingError, with the mnemonic `name`."""
     left = len(code) - pc
-    name = BY_KEY[(code[pc], None)].name
     if left < 64:
         raise EncodingError(f"{name}: needs at least 64 bytes, {left} are left")
     total = int.from_bytes(code[pc + 8:pc + 16], "little")
@@ -59,4 +60,4 @@ def decode_escape(code, pc: int):
         raise EncodingError(f"{name}: checksum mismatch")
     args = {"ext": frame[1], "flags": int.from_bytes(frame[2:4], "little"),
             "version": int.from_bytes(frame[4:8], "little")}
-    return Instruction(BY_KEY[(code[pc], None)], args, tail=frame[32:], size=total)
+    return args, frame[32:], total

@@ -19,6 +19,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
 
+from m3jit.isa.escape import decode_escape, encode_escape
 from m3jit.isa.fields import (ABSENT, BANK_LETTERS, BANK_SIZES, GPR, REQUIRED, BitsEnum, EncodingError, Field,
                               FlagField, Hidden, PayloadReg, PrecisionField, Reg, RegField)
 
@@ -205,7 +206,6 @@ def encode(ins: Instruction) -> bytes:
     """The frame of an instruction.  EncodingError names mnemonic and operand."""
     row = ins.op
     if row.code in ESCAPES:
-        from m3jit.isa.escape import encode_escape
         return encode_escape(ins)
     frame = bytearray(row.size)
     frame[0] = row.code
@@ -256,8 +256,9 @@ def decode(code: bytes | memoryview, pc: int = 0) -> Instruction:
     if first in RESERVED:
         raise EncodingError(f"opcode 0x{first:02X} is reserved")
     if first in ESCAPES:
-        from m3jit.isa.escape import decode_escape
-        return decode_escape(code, pc)
+        row = BY_KEY[(first, None)]
+        args, tail, size = decode_escape(code, pc, row.name)
+        return Instruction(row, args, tail=tail, size=size)
     size = 64 if first >= 0x80 else 32
     frame = bytes(code[pc:pc + size])
     if len(frame) < size:

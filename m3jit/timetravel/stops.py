@@ -12,6 +12,7 @@ from typing import Any
 from m3jit.errors import M3Error, UserError
 from m3jit.frontend.errors import suggest
 from m3jit.isa.fields import STATE, Reg
+from m3jit.timetravel.views import brief_value, labels_of
 from m3jit.vm.digest import state_parts, value_digest
 from m3jit.vm.values import Handle
 
@@ -48,11 +49,6 @@ def place(vm: Any, text: str) -> Breakpoint:
         return Breakpoint(word.upper(), found)
     hint = suggest(word, [*labels, *{ins.op.name for ins in image.instructions}])
     raise UserError(f"{word!r}: no label, line, pc or instruction of this program" + (f"; {hint}" if hint else ""))
-
-
-def labels_of(program: Any) -> dict[str, int]:
-    """Label or function -> pc."""
-    return {s.name: s.value for s in program.symbols if s.kind.name in ("LABEL", "FUNC")} if program is not None else {}
 
 
 def layer_pcs(vm: Any) -> frozenset[int]:
@@ -126,7 +122,6 @@ class Watch:
 
     def _said(self) -> str:
         """What it is now, for people."""
-        from m3jit.timetravel.views import brief_value
         if self.register is not None:
             return brief_value(self._read(self.register), self.context)
         if isinstance(self.last, str):

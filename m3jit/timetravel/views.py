@@ -10,7 +10,6 @@ from m3jit.errors import UserError
 from m3jit.isa.cells import CellState
 from m3jit.isa.kv import KVStream
 from m3jit.isa.types import BF16, FLOATS, U8, Tensor
-from m3jit.timetravel.stops import labels_of
 from m3jit.vm.context import PRIORITIES, Context
 from m3jit.vm.image import show
 from m3jit.vm.machine import FLAG_WORDS
@@ -49,6 +48,11 @@ def instruction(vm: Any, index: int) -> str:
         except (UserError, LookupError, ValueError):   # a damaged program: its words as they are
             pass
     return show(ins, vm.image.program)
+
+
+def labels_of(program: Any) -> dict[str, int]:
+    """Label or function -> pc."""
+    return {s.name: s.value for s in program.symbols if s.kind.name in ("LABEL", "FUNC")} if program is not None else {}
 
 
 def label_before(program: Any, pc: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import m3jit
 from m3jit.api import native_entry, variants
-from m3jit.api.native_function import DONE, LEFT, UNFIT
+from m3jit.api.native_entry import DONE, LEFT, UNFIT
 from tests.api.outcomes import exact
 from tests.api.random_programs import generate
 

@@ -17,6 +17,7 @@ from m3jit.backends.group_memory import group_memory_bytes, uses_type
 from m3jit.backends.opencl.render import render_opencl, symbol
 from m3jit.errors import InternalError, UserError
 from m3jit.ir.loop import Kernel
+from m3jit.ir.loop_text import print_kernel
 
 BUILD_OPTIONS = ["-cl-std=CL1.2", "-w"]            # no option that loosens arithmetic; -w: no warnings
 
@@ -126,7 +127,8 @@ class OpenCLEngine:
             program = self.cl.Program(self.context, source).build(BUILD_OPTIONS, cache_dir=False)
         except self.cl.Error as e:
             path = Path(tempfile.mkdtemp(prefix="m3jit-opencl-")) / f"{kernel.name}.cl"
-            path.write_text(f"// {self.device.platform.version} on {self.device.name}\n{source}\n/*\n{kernel}*/\n")
+            path.write_text(f"// {self.device.platform.version} on {self.device.name}\n{source}\n"
+                            f"/*\n{print_kernel(kernel)}*/\n")
             raise InternalError(
                 f"{self.device.name.strip()}'s compiler rejects kernel {kernel.name}, which is a mistake in "
                 f"m3jit; the source and the loop IR are in {path}: {e}"
