@@ -20,6 +20,7 @@ import copy
 import functools
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -64,6 +65,10 @@ class Course:
         """Call a method; what it gave."""
         return do()
 
+    def look(self, do: Callable[[], Any]) -> Any:
+        """What a look at a session gives, which may note where its states are."""
+        return do()
+
     def end(self, error: BaseException | None = None) -> None:
         """Nothing more comes."""
         self.ended = True
@@ -98,6 +103,9 @@ class Journal(Course):
         super().__init__(self.recording.recorder)
         self._shown, self._texts = shown, 0
         self._inside: int | None = None                # the thread that is in a call, whose own calls are not noted
+        self._turn = threading.Lock()                  # held from before a call is noted until what it gave is
+        self._thread = threading.get_ident()           # of the last call
+        self._left: deque[tuple[int, Any]] = deque()   # texts whose end is not noted yet
 
     def begin(self, session: "RecordedSession", talk: dict[str, Any]) -> None:
         """Write the log's head.  talk: what makes it a conversation; {}: a session."""
@@ -126,11 +134,39 @@ class Journal(Course):
         finally:
             self._inside = before
 
+    @contextlib.contextmanager
+    def _turned(self) -> Iterator[bool]:
+        """Whether nothing else is noted inside; False: another call is under way."""
+        held: list[bool] = []
+        try:
+            held.extend(map(self._turn.acquire, (False,)))                  # in one call: no interrupt between the two
+            yield held[0]
+        finally:
+            if held and held[0]:
+                self._turn.release()
+
     def call(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
         if self._inside == threading.get_ident():
             return do()
-        if self._inside is not None:
-            raise UserError(f"{name}: the session is in use in another thread: call stop(), wait for it, and try again")
+        with self._turned() as mine:
+            if not mine:
+                other = " in another thread" * (self._thread != threading.get_ident())
+                raise UserError(f"{name}: the session is in use{other}: call stop(), wait for it, and try again")
+            self._thread = threading.get_ident()
+            self._end_left()
+            found = self._do(target, name, arguments, named, do)
+        self._leave()
+        return found
+
+    def look(self, do: Callable[[], Any]) -> Any:
+        if self._inside == threading.get_ident():
+            return do()
+        with self._turned():
+            found = do()
+        self._leave()
+        return found
+
+    def _do(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
         if self.ended:
             if self.open and name not in AFTERWARDS:
                 raise UserError("the recording of this session has ended with an error; make another session")
@@ -142,6 +178,22 @@ class Journal(Course):
                 with contextlib.suppress(LogFailed):
                     self.end(error)
             raise
+
+    def _leave(self) -> None:
+        """End the texts that were let go of, if this is the thread that makes the calls and no call is under way.
+
+        The collector may let go of one anywhere: in the middle of a call, whose place in the log is taken, or in a
+        thread that holds the log.  Then it ends behind that call, or before the next one."""
+        while self._left and threading.get_ident() == self._thread:
+            with self._turned() as mine:
+                if not mine:
+                    return
+                self._end_left()
+
+    def _end_left(self) -> None:
+        while self._left:
+            number, text = self._left.popleft()
+            self._do(self.objects[0], LEAVE, (number,), {}, text.close)
 
     def _called(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
         number = next(i for i, other in enumerate(self.objects) if other is target)
@@ -181,7 +233,8 @@ class Journal(Course):
             raise
         finally:
             if not over:
-                self.call(self.objects[0], LEAVE, (number,), {}, text.close)          # type: ignore[attr-defined]
+                self._left.append((number, text))
+                self._leave()
 
     def show(self, conversation: Any, text: str | None) -> None:
         """The host wrote this text beside the pieces; None: the answer so far."""
@@ -251,6 +304,11 @@ class RecordedSession(Session):
             course.end(sys.exc_info()[1])
         else:
             raise UserError("the recording of this session has ended with its machine; make another session")
+
+    @property
+    def waiting(self) -> int:
+        """As `Session.waiting`."""
+        return self.course.look(lambda: super(RecordedSession, self).waiting)
 
     def _begin(self, max_tokens: int | None) -> GeneratedText | None:
         self.course.take_over(self)

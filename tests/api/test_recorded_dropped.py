@@ -1,0 +1,168 @@
+"""Recorded texts that nobody closes: the collector ends them at any moment, and the log has them where they ended."""
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+from m3jit.api.generation import load_model
+from m3jit.api.recorded import LEAVE, RecordedConversation, RecordedSession
+from m3jit.api.replayed import TalkReplay
+from m3jit.api.session import Session
+from m3jit.errors import UserError
+from m3jit.models.provider import Models
+from m3jit.timetravel import log_file
+from m3jit.vm.recording import Recorder
+from tests.api.test_recorded import TEMPLATE
+
+MODELS = Models()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("default", threads=1)
+
+
+@pytest.fixture(autouse=True)
+def collected_by_hand():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Ring:
+    """What only the collector can let go: it holds itself."""
+
+    def __init__(self, held: Any):
+        self.held, self.itself = held, self
+
+
+def drop_begun(pieces: Any) -> None:
+    """Begin a text, and let go of it."""
+    next(pieces)
+    Ring(pieces)
+
+
+def calls(path: Path) -> list[str]:
+    """What a replay hears, in order; it agrees with the log."""
+    heard: list[str] = []
+    report = TalkReplay(str(path), MODELS, "auto", 1, heard=lambda name, *_: heard.append(name)).run()
+    assert report.error is None and not report.torn
+    return heard
+
+
+def collect_once(patch: pytest.MonkeyPatch, where: Any, name: str, when: Callable[..., bool] = lambda *_: True,
+                 collect: Callable[[], Any] = gc.collect) -> None:
+    """The collector runs at the first call of a function; when: .. with such arguments."""
+    of, done = getattr(where, name), []
+
+    def collecting(*arguments: Any, **named: Any) -> Any:
+        if not done and when(*arguments):
+            done.append(collect())
+        return of(*arguments, **named)
+    patch.setattr(where, name, collecting)
+
+
+PLACES = {
+    "before the call is noted": (Recorder, "note", lambda self, what, value: what == "call"),
+    "in the call": (Session, "_settled", lambda *_: True),
+    "behind the call": (Recorder, "note", lambda self, what, value: what == "gave"),
+    "while the log is written": (log_file, "put_int", lambda *_: True)}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_text_that_is_collected_in_another_call_ends_behind_it(model, tmp_path, monkeypatch, place):
+    made = RecordedSession(tmp_path / "log", model, [9, 8, 7])
+    drop_begun(made.generate())
+    with monkeypatch.context() as patch:
+        collect_once(patch, *PLACES[place])
+        other = made.fork()
+    assert "".join(piece.text for piece in other.generate(2))              # no loop goes over the first one now
+    made.close()
+    other.close()
+    heard = calls(tmp_path / "log")
+    assert heard[heard.index("fork"):][:3] == ["fork", LEAVE, "generate"]
+
+
+def test_a_text_that_is_collected_between_calls_ends_there(model, tmp_path):
+    made = RecordedSession(tmp_path / "log", model, [9, 8, 7])
+    drop_begun(made.generate())
+    gc.collect()
+    made.append([5])
+    made.close()
+    assert calls(tmp_path / "log")[1:] == ["generate", "next", LEAVE, "append", "close"]
+
+
+def test_a_text_that_is_collected_by_a_look_ends_behind_it(model, tmp_path, monkeypatch):
+    """`waiting` calls nothing, but may note where states are."""
+    made = RecordedSession(tmp_path / "log", model, [9, 8, 7])
+    for _ in made.generate(2):
+        pass
+    drop_begun(made.generate())
+    with monkeypatch.context() as patch:
+        collect_once(patch, log_file, "put_int")
+        assert made.waiting >= 0
+    made.append([5])
+    made.close()
+    assert calls(tmp_path / "log")[-3:] == [LEAVE, "append", "close"]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_text_that_another_thread_collects_ends_at_the_next_call(model, tmp_path, monkeypatch, busy):
+    """Such a thread may be one that writes the log, or that holds anything else."""
+    made = RecordedSession(tmp_path / "log", model, [9, 8, 7])
+    drop_begun(made.generate())
+
+    def collect() -> None:
+        thread = threading.Thread(target=gc.collect)
+        thread.start()
+        thread.join()
+    with monkeypatch.context() as patch:
+        if busy:
+            collect_once(patch, Session, "append", collect=collect)
+        else:
+            collect()
+        made.append([5])
+    made.close()
+    heard = calls(tmp_path / "log")[3:]
+    assert heard == (["append", LEAVE, "close"] if busy else [LEAVE, "append", "close"])
+
+
+def test_an_answer_that_is_collected_in_another_call_is_kept_as_it_was_said(model, tmp_path, monkeypatch):
+    with RecordedConversation(tmp_path / "log", model, chat_template=TEMPLATE, seed=3, max_tokens=9) as talk:
+        drop_begun(talk.say("Hello there"))
+        with monkeypatch.context() as patch:
+            collect_once(patch, Session, "_settled")
+            other = talk.fork()
+        assert talk.answer and talk.messages[-1]["content"] == talk.answer.strip()
+        other.close()
+    assert LEAVE in calls(tmp_path / "log")
+
+
+def test_a_log_that_has_ended_is_left_alone(model, tmp_path):
+    made = RecordedSession(tmp_path / "log", model, [9, 8, 7])
+    drop_begun(made.generate())
+    made.close()
+    gc.collect()
+    assert calls(tmp_path / "log")[-1] == "close"
+
+
+def test_a_call_in_the_middle_of_noting_one_is_refused(model, tmp_path, monkeypatch):
+    """As a signal handler would make it."""
+    made, met = RecordedSession(tmp_path / "log", model, [9, 8, 7]), []
+
+    def call() -> None:
+        try:
+            made.append([6])
+        except UserError as error:
+            met.append(str(error))
+    with monkeypatch.context() as patch:
+        collect_once(patch, Recorder, "note", collect=call)
+        made.append([5])
+    assert len(met) == 1 and "append: the session is in use" in met[0] and made.tokens == (9, 8, 7, 5)
+    made.close()
+    assert calls(tmp_path / "log") == ["append", "append", "close"]
