@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import threading
 import time
+from operator import methodcaller
 from typing import Any, Callable
 
 from m3jit.errors import Deadlock, UserError
+from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import PARKED, READY, Context
+from m3jit.vm.entering import take
 from m3jit.vm.native_batch import batched, can_batch
 from m3jit.vm.scheduler import describe_waits
 from m3jit.vm.stopping import TIMED_OUT, interruptible
@@ -48,6 +51,8 @@ class Member:
     def advance(self) -> bool:
         """Run to a region that can be shared, a wait, the end, or `ROUND` instructions; whether anything ran."""
         vm, ran, left = self.vm, False, ROUND
+        if self.at is not None:                         # Ctrl-C came in the round before
+            self.put_off()
         if self.deadline is not None and time.monotonic() > self.deadline:
             vm.stop_word.set(TIMED_OUT)
         while left > 0:
@@ -140,10 +145,9 @@ class Batch:
         with self._lock:
             if vm.batch is not None:
                 raise UserError(f"{vm.image.name}: is in a batch already; a machine is added once")
-            vm.batch = self
             member = Member(vm, on_end)
-            self._members.append(member)
-        vm.signal.listeners.append(self._news.set)
+            commit([attribute(vm, "batch", self), attribute(self, "_members", [*self._members, member]),
+                    attribute(vm.signal, "listeners", [*vm.signal.listeners, self._news.set])])
         self._news.set()
         return member
 
@@ -154,6 +158,7 @@ class Batch:
         with self._stepping, interruptible(self):
             self._news.clear()
             members, parked, locks, ran = self.members, [], [], False
+            releasing = map(methodcaller("release"), locks)      # it looks at the list only then
             try:                                       # with locks: nobody changes what a region was chosen by
                 try:
                     for m in members:
@@ -164,8 +169,7 @@ class Batch:
                         if m.at is not None and not m.ended:
                             m.put_off()
             finally:
-                while locks:
-                    locks.pop().release()
+                any(releasing)                          # all of them in one call into C
             self.rounds += ran
             return ran
 
@@ -203,8 +207,7 @@ class Batch:
             m.finish()
             self._remove(m)
         elif m.at is not None:
-            m.vm._lock.acquire()
-            locks.append(m.vm._lock)
+            take(m.vm._lock, locks)
             parked.append(m)
         return ran
 
@@ -284,9 +287,9 @@ class Batch:
 
     def _remove(self, m: Member) -> None:
         with self._lock:
-            self._members.remove(m)
-            m.vm.batch = None
-        m.vm.signal.listeners.remove(self._news.set)
-        m.ended = True
+            listeners = [tell for tell in m.vm.signal.listeners if tell != self._news.set]
+            commit([attribute(self, "_members", [other for other in self._members if other is not m]),
+                    attribute(m.vm, "batch", None), attribute(m.vm.signal, "listeners", listeners),
+                    attribute(m, "ended", True)])
         if m.on_end is not None:
             m.on_end(m)

@@ -205,9 +205,10 @@ def stored(error: BaseException) -> int | None:
     while at is not None:
         if at.tb_frame.f_code.co_filename == HANDLER:
             found = at.tb_frame.f_locals
-            made, nxt = found.get("made", ()), found["nxt"]
+            made = found.get("made", ())               # none where the handler is only being made
             if made and all((target[key] if call is setitem else getattr(target, key)) is value
                             for call, target, key, value in made):
+                nxt = found["nxt"]
                 return nxt if nxt >= 0 else -2 - nxt
         at = at.tb_next
     return None

@@ -12,6 +12,7 @@ from m3jit.vm.audio_ring import RATE, SECONDS, AudioRing
 from m3jit.vm.machine_io import resolve_file
 from m3jit.vm.sources import ArraySource, QueueSource, RingSource, Source
 from m3jit.vm.context import ByInput, Context
+from m3jit.vm.entering import is_free, take
 from m3jit.vm.stopping import ATTENTION, interruptible
 from m3jit.vm.streams import CallbackSink, Ring, Sink, open_file_sink
 from m3jit.vm.waiting import Wait
@@ -171,30 +172,38 @@ class HostStreams:
         return found
 
     def _ended(self) -> bool:
-        return self.finished and self._lock.acquire(blocking=False) and (self._lock.release() or True)
+        return self.finished and is_free(self._lock)
 
     def _advance(self, ring: Ring) -> None:
         """Run the program until the ring has an item; when another thread or a batch runs it, wait for that."""
-        if self.batch is None and self._lock.acquire(blocking=False):
-            try:
-                try:
-                    self._runner = threading.get_ident()
-                    with interruptible(self.stop_word):
-                        self._loop(lambda: ring.end > ring.taken)
-                    if self.finished and self._first_trap is not None:
-                        raise self._first_trap
-                except BaseException as e:
-                    self._fail(e)
-                    raise
-                if self.finished:
-                    self.close(complete=True)
-            finally:
+        held: list[Any] = []
+        try:
+            if self.batch is None:
+                take(self._lock, held, blocking=False)
+            if held:
+                self._run_until(lambda: ring.end > ring.taken)
+        finally:
+            for lock in held:
                 self._runner = None
-                self._lock.release()
-        else:
+                lock.release()
+        if not held:
             with self.signal:
                 if ring.end == ring.taken and not ring.closed:
                     self.signal.wait(0.05)
+
+    def _run_until(self, there: Callable[[], bool]) -> None:
+        """Run the program until something is there, or to its end."""
+        try:
+            self._runner = threading.get_ident()
+            with interruptible(self.stop_word):
+                self._loop(there)
+            if self.finished and self._first_trap is not None:
+                raise self._first_trap
+        except BaseException as e:
+            self._fail(e)
+            raise
+        if self.finished:
+            self.close(complete=True)
 
     def file_path(self, name: str, action: str, folder: bool = False) -> Path:
         """A program's file name as a path; StreamError when the program may not use it.  folder: it is one."""

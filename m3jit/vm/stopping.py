@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Iterator, Protocol
 
 import numpy as np
@@ -103,14 +104,23 @@ def interruptible(word: Hears) -> Iterator[None]:
         return
     if _listener is None:
         _listener = _Listener()
-    before = signal.set_wakeup_fd(_listener.mouth.fileno(), warn_on_full_buffer=False)
-    if before != -1:
-        signal.set_wakeup_fd(before)
+    words, ours = _listener.words, _listener.mouth.fileno()
+    before: list[int] = []                             # noted by the call itself: no KeyboardInterrupt comes in between
+    try:
+        before.extend(map(partial(signal.set_wakeup_fd, warn_on_full_buffer=False), (ours,)))
+    finally:
+        if before and before[0] not in (-1, ours):
+            signal.set_wakeup_fd(before[0])
+    if before[0] not in (-1, ours):                    # ours: around this, or where KeyboardInterrupt came at the end
         yield
         return
-    _listener.words.append(word)
     try:
+        words.append(word)
         yield
     finally:
-        _listener.words.remove(word)
-        signal.set_wakeup_fd(-1)
+        try:
+            if len(words) <= 1:
+                signal.set_wakeup_fd(-1)
+        finally:
+            if word in words:
+                words.remove(word)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from m3jit.errors import Deadlock, Interrupted, LimitError, Trap
 from m3jit.vm.commit import attribute
 from m3jit.vm.context import DONE, KILLED, PARKED, READY, TRAPPED, WAITING, Context
-from m3jit.vm.entering import Entered
+from m3jit.vm.entering import Entered, Timed, without
 from m3jit.vm.interpreter import BrokenOff
 from m3jit.vm.scheduler import UNLIMITED, describe_waits
 from m3jit.vm.stopping import STOPPED, TIMED_OUT
@@ -43,6 +43,7 @@ class Turns:
         self._lock = threading.RLock()
         self._gate = Entered(self)
         self._runner: int | None = None                # the thread that is in a run
+        self._timed: Timed | None = None               # .. whose time is measured
         self._wanting = 0                              # threads that want the lock while a run holds it
         self._retired_before = 0                       # of contexts that ended
         self._first_trap: Trap | None = None
@@ -145,13 +146,12 @@ class Turns:
 
     def _let_others_in(self) -> None:
         if self._wanting:
-            self._lock.release()
-            try:
-                deadline = time.monotonic() + 0.05
-                while self._wanting and time.monotonic() < deadline:
-                    time.sleep(0)
-            finally:
-                self._lock.acquire()
+            without(self._lock, self._others_turn)
+
+    def _others_turn(self) -> None:
+        deadline = time.monotonic() + 0.05
+        while self._wanting and time.monotonic() < deadline:
+            time.sleep(0)
 
     def slice_so_far(self) -> tuple[Context, int, int] | None:
         """The slice that is going on: its context, its budget, instructions done of it."""
@@ -187,12 +187,11 @@ class Turns:
             self.recorder.check_sleep(waiting)
         if not external:
             raise Deadlock(f"{self.image.name}: no context can go on: {describe_waits(waiting)}")
-        self._lock.release()
-        try:
-            with self.signal:
-                if not self.stop_word.raised and not any(c.waiting_for.ready() for c in waiting):
-                    self.signal.wait(patience(c.waiting_for for c in waiting))
-        finally:
-            self._lock.acquire()
+        without(self._lock, lambda: self._sleep(waiting))
         if self.stop_word.raised:
             self._stopped(waiting[0])
+
+    def _sleep(self, waiting: list[Context]) -> None:
+        with self.signal:
+            if not self.stop_word.raised and not any(c.waiting_for.ready() for c in waiting):
+                self.signal.wait(patience(c.waiting_for for c in waiting))

@@ -187,16 +187,23 @@ class VM(Turns, HostStreams, HostStates):
         Raises `Trap` (the main context's at once, another's when all others have ended), `LimitError`, `Deadlock`,
         `Interrupted`, `SinkClosed`, `StreamError`; partial files are removed in that case."""
         self._not_in_a_batch()
-        with Timed(self), interruptible(self.stop_word):
+        with self._lock:
             try:
-                self._loop(lambda: False)
-                if self._first_trap is not None:
-                    raise self._first_trap
-            except BaseException as e:
-                self._fail(e)
-                raise
-            self.close(complete=True)
+                with Timed(self), interruptible(self.stop_word):
+                    self._run()
+            finally:
+                self._runner = self._timed = None
         return self
+
+    def _run(self) -> None:
+        try:
+            self._loop(lambda: False)
+            if self._first_trap is not None:
+                raise self._first_trap
+        except BaseException as e:
+            self._fail(e)
+            raise
+        self.close(complete=True)
 
     def _not_in_a_batch(self) -> None:
         if self.batch is not None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Callable, Iterable
+from typing import Any, Callable, Iterable
+
+from m3jit.vm.entering import without
 
 PATIENCE = 0.05
 
@@ -36,27 +38,33 @@ class Blocked(Exception):
 
 class Signal:
     """A lock with a condition: guards rings and input queues, and tells the machine that something changed."""
+    # The lock's own methods lie in slots: in C, no KeyboardInterrupt comes between them and the lock.
+    __slots__ = ("_lock", "_bells", "listeners", "__enter__", "__exit__")
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._bells: list[Any] = []                          # of those who wait: locks that `notify` releases
         self.listeners: list[Callable[[], object]] = []      # called at every change; they must not take locks
-
-    def __enter__(self) -> "Signal":
-        self._condition.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._condition.release()
+        self.__enter__, self.__exit__ = self._lock.__enter__, self._lock.__exit__
 
     def notify(self) -> None:
-        with self._condition:
-            self._condition.notify_all()
+        with self._lock:
+            bells, self._bells = self._bells, []
+            for bell in bells:
+                bell.release()
         for tell in list(self.listeners):
             tell()
 
     def wait(self, seconds: float) -> None:
-        """Until something changes, at most that long.  The lock must be held."""
-        self._condition.wait(seconds)
+        """Until something changes, at most that long.  The lock must be held, once; it is held again afterwards, also
+        when KeyboardInterrupt comes."""
+        bell = threading.Lock()
+        bell.acquire()
+        self._bells = [*self._bells, bell]
+        try:
+            without(self._lock, lambda: bell.acquire(timeout=seconds))
+        finally:
+            self._bells = [b for b in self._bells if b is not bell]
 
     def block(self, ready: Callable[[], bool], what: str, external: bool, source: object = None) -> None:
         """Leave the instruction until `ready`."""

@@ -249,10 +249,12 @@ def test_whoever_is_interrupted_while_it_asks_for_the_machine_no_longer_wants_it
     vm = machine(FOREVER)
 
     class Held:
-        def acquire(self) -> None:
-            raise KeyboardInterrupt
+        def acquire(self, blocking: bool) -> bool:
+            if blocking:
+                assert vm._wanting
+                raise KeyboardInterrupt
+            return False
     with monkeypatch.context() as patched:
-        patched.setattr(vm._gate, "_acquire", lambda blocking: False)
         patched.setattr(vm, "_lock", Held())
         with pytest.raises(KeyboardInterrupt):
             vm.get("r1")

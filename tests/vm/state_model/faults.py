@@ -152,6 +152,11 @@ class Signal(Interrupt):
     """KeyboardInterrupt where CPython can raise it for a signal, for the n-th time: as a function begins, behind a call
     of one that is written in C, and before a jump back."""
 
+    def __init__(self, n: int, generators: bool = False):
+        """generators: in those too; one that is closed raises to nobody."""
+        super().__init__(n)
+        self.ignored = 0 if generators else inspect.CO_GENERATOR
+
     def run(self, action: Callable[[], Any]) -> BaseException | None:
         called: dict[FrameType, str] = {}              # the instruction before, of frames
 
@@ -159,7 +164,7 @@ class Signal(Interrupt):
             if event == "call":
                 called.pop(frame.f_back, None)         # type: ignore  # its caller's call is of a function in Python
             if frame.f_code.co_filename not in self.watched or _finalising(frame) or \
-                    frame.f_code.co_flags & inspect.CO_GENERATOR:      # one that is closed raises to nobody
+                    frame.f_code.co_flags & self.ignored:
                 return None
             frame.f_trace_opcodes = True
             name = _named(frame.f_code).get(frame.f_lasti, "") if event == "opcode" else ""
