@@ -20,8 +20,9 @@ from m3jit.api.builder_registers import Scope, allocate, mentioned
 from m3jit.frontend.binding import usage
 from m3jit.frontend.errors import suggest
 from m3jit.frontend.pool import STRING_ALIGN, StringPool
-from m3jit.frontend.program import (LOCAL_LABEL, NAME, NO_SYMBOL, Line, Program, Reloc, RelocKind, Symbol, SymbolKind,
-                                    patch, reloc_word, required_mask, sort_symbols)
+from m3jit.frontend.program import Program
+from m3jit.frontend.records import (LOCAL_LABEL, NAME, NO_SYMBOL, Line, Reloc, RelocKind, Symbol, SymbolKind, patch,
+                                    reloc_word, required_mask, sort_symbols)
 from m3jit.frontend.scopes import IMPLICIT, MAX_PARAMS, bank_of, physical
 from m3jit.frontend.source_data import alignment
 from m3jit.isa.extension_rows import ROWS, ExtensionRow

@@ -12,7 +12,7 @@ from m3jit.frontend import Program, assemble, assemble_file
 from m3jit.frontend import load as load_container
 from m3jit.frontend.cfg import Cfg, liveness
 from m3jit.frontend.errors import suggest
-from m3jit.frontend.program import Symbol, SymbolKind
+from m3jit.frontend.records import Symbol, SymbolKind
 from m3jit.isa.fields import GPR, VEC, Reg
 from m3jit.isa.table import BY_NAME, Instruction, encode, load_table
 

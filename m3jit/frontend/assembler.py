@@ -16,7 +16,8 @@ from m3jit.frontend.errors import AssemblyError, SourceError, suggest
 from m3jit.frontend.lexer import Source, Token, split, unquote
 from m3jit.frontend.naming import NameTable, Place
 from m3jit.frontend.operand_text import TextError
-from m3jit.frontend.program import Line, Program, patch, reloc_word, required_mask, sort_symbols
+from m3jit.frontend.program import Program
+from m3jit.frontend.records import Line, patch, reloc_word, required_mask, sort_symbols
 from m3jit.frontend.scopes import RegisterScope
 from m3jit.frontend.syntax import Statement, parse
 from m3jit.isa import extension_rows

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Iterator
 
-from m3jit.frontend.program import Program, RelocKind, SymbolKind
+from m3jit.frontend.program import Program
+from m3jit.frontend.records import RelocKind, SymbolKind
 from m3jit.isa.fields import (ABSENT, GPR, STATE, FlagField, IntOrReg, LabelField, PayloadReg, Reg, RegField, RegList,
                               ShapeField)
 from m3jit.isa.table import Instruction

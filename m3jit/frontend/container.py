@@ -19,13 +19,16 @@ Version: the major must match, a lower minor is read, a higher one refused.
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 import xxhash
 
 from m3jit.frontend.errors import ContainerError
-from m3jit.frontend.program import Import, Line, Program, Reloc, RelocKind, Symbol, SymbolKind
+from m3jit.frontend.records import Import, Line, Reloc, RelocKind, Symbol, SymbolKind
 from m3jit.isa.capabilities import SUPPORTED, names
+
+if TYPE_CHECKING:
+    from m3jit.frontend.program import Program
 
 MAGIC = b"\x89M3B"
 MAJOR, MINOR = 1, 0
@@ -43,7 +46,7 @@ MAX_PARAMS = 12
 
 # -- writing ------------------------------------------------------------------------------------------------------
 
-def write(p: Program) -> bytes:
+def write(p: "Program") -> bytes:
     """The file of a program."""
     bodies = {1: p.text, 2: p.data, 3: _symbols(p.symbols), 4: _relocs(p.relocs), 5: _lines(p.lines),
               6: _imports(p.imports), 7: _meta(p.meta)}
@@ -160,32 +163,24 @@ class _Reader:
             self.fail(f"{len(self.data) - self.at} bytes after the last record")
 
 
-def read(data: bytes, name: str) -> Program:
-    """A verified program, or ContainerError."""
-    head = _header(data, name)
-    bodies = _table(data, name, head["sections"])
-    p = Program(name=name, required=head["required"], optional=head["optional"], entry=head["entry"])
-    for kind, (at, body) in bodies.items():
-        if kind == 1:
-            p.text = bytes(body)
-        elif kind == 2:
-            p.data = bytes(body)
-        else:
-            r = _Reader(body, at, name, SECTIONS[kind])
-            setattr(p, SECTIONS[kind].lower(), _PARSERS[kind](r))
+def read(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The fields of the `Program` in a file, and where in it each section starts.  ContainerError."""
+    fields, sections = _header(data, name)
+    places = {}
+    for kind, (at, body) in _table(data, name, sections).items():
+        section = SECTIONS[kind]
+        places[section] = at
+        if kind in _PARSERS:
+            r = _Reader(body, at, name, section)
+            fields[section.lower()] = _PARSERS[kind](r)
             r.end()
-    from m3jit.frontend.verify import verify
-    findings = verify(p)
-    if findings:
-        first = findings[0]
-        kind = next(k for k, n in SECTIONS.items() if n == first.section) if first.section in SECTIONS.values() else 0
-        offset = bodies[kind][0] + first.offset if kind in bodies else 0
-        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        raise ContainerError(name, offset, f"{first}{more}", findings)
-    return p
+        else:
+            fields[section.lower()] = bytes(body)
+    return fields, places
 
 
-def _header(data: bytes, name: str) -> dict[str, int]:
+def _header(data: bytes, name: str) -> tuple[dict[str, Any], int]:
+    """Fields of the program that stand in the header, and the number of sections."""
     if data[:4] != MAGIC:
         raise ContainerError(name, 0, "not a program: it does not start with the magic 89 4D 33 42")
     if len(data) < HEADER:
@@ -213,7 +208,7 @@ def _header(data: bytes, name: str) -> dict[str, int]:
         raise ContainerError(name, 8, f"the program requires {', '.join(names(unknown))}, which this m3jit does not "
                              "have; "
                              "a newer version may")
-    return {"required": required, "optional": optional, "entry": entry, "sections": sections}
+    return {"name": name, "required": required, "optional": optional, "entry": entry}, sections
 
 
 def _table(data: bytes, name: str, sections: int) -> dict[int, tuple[int, memoryview]]:

@@ -23,7 +23,7 @@ from m3jit.frontend.naming import Place, split_address
 from m3jit.frontend.numbers import NumberError
 from m3jit.frontend.operand_text import TextError, literal
 from m3jit.frontend.pool import STRING_ALIGN
-from m3jit.frontend.program import NAME, Import, Symbol, SymbolKind
+from m3jit.frontend.records import NAME, Import, Symbol, SymbolKind
 from m3jit.frontend.scopes import physical
 from m3jit.frontend.source_data import MAX_BLOB, TYPES, alignment, parse_blob
 from m3jit.frontend.syntax import Statement, Value

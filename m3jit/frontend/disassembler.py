@@ -11,7 +11,8 @@ import re
 from m3jit.frontend import binding
 from m3jit.frontend.lexer import quote
 from m3jit.frontend.pool import STRING_ALIGN, pool_start
-from m3jit.frontend.program import NO_SYMBOL, Program, Reloc, RelocKind, Symbol, SymbolKind
+from m3jit.frontend.program import Program
+from m3jit.frontend.records import NO_SYMBOL, Reloc, RelocKind, Symbol, SymbolKind
 from m3jit.frontend.source_data import alignment, format_blob
 from m3jit.isa import extension_rows
 from m3jit.isa.escape import FIXED

@@ -15,8 +15,8 @@ from typing import Iterable
 from m3jit.frontend.cfg import registers_of
 from m3jit.frontend.errors import ContainerError, LinkError, suggest
 from m3jit.frontend.pool import StringPool, named_strings, pool_start
-from m3jit.frontend.program import (NO_SYMBOL, Import, Line, Program, Reloc, RelocKind, Symbol, SymbolKind, patch,
-                                    reloc_word,
+from m3jit.frontend.program import Program, load
+from m3jit.frontend.records import (NO_SYMBOL, Import, Line, Reloc, RelocKind, Symbol, SymbolKind, patch, reloc_word,
                                     required_mask, sort_symbols)
 from m3jit.isa.fields import BANK_SIZES, STATE, Reg
 from m3jit.isa.table import encode
@@ -118,7 +118,6 @@ class _Linker:
         return None
 
     def _load(self, path: str) -> Program | None:
-        from m3jit.frontend import load
         try:
             return load(path)
         except (ContainerError, OSError) as e:

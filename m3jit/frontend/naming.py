@@ -8,7 +8,7 @@ from m3jit.frontend.lexer import Token, unquote
 from m3jit.frontend.numbers import Literal, NumberError, parse_number
 from m3jit.frontend.operand_text import TextError
 from m3jit.frontend.pool import StringPool
-from m3jit.frontend.program import LOCAL_LABEL, NAME, NO_SYMBOL, Reloc, RelocKind, Symbol, SymbolKind
+from m3jit.frontend.records import LOCAL_LABEL, NAME, NO_SYMBOL, Reloc, RelocKind, Symbol, SymbolKind
 from m3jit.frontend.scopes import IMPLICIT, MAX_PARAMS, RegisterScope, bank_of, physical
 from m3jit.frontend.syntax import Value
 from m3jit.isa.fields import GPR, VEC, Field, Reg, SymbolField

@@ -1,7 +1,8 @@
 """Strings of operands in DATA: behind the named values, each once, in order of first use."""
 from __future__ import annotations
 
-from m3jit.frontend.program import NO_SYMBOL, Program, RelocKind, SymbolKind
+from m3jit.frontend.program import Program
+from m3jit.frontend.records import NO_SYMBOL, RelocKind, SymbolKind
 
 STRING_ALIGN = 4
 

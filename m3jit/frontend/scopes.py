@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from m3jit.frontend.program import Symbol, SymbolKind
+from m3jit.frontend.records import Symbol, SymbolKind
 from m3jit.isa.fields import ABSENT, BANK_LETTERS, BANK_SIZES, GPR, SPECIAL, STATE, VEC, Reg
 
 PHYSICAL = re.compile(r"(SP|[RVS])([0-9]{1,3})\Z", re.I)

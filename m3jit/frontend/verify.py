@@ -2,11 +2,10 @@
 from __future__ import annotations
 
 import bisect
-from typing import Iterator
+from typing import TYPE_CHECKING, Iterator
 
 from m3jit.frontend.errors import Finding
-from m3jit.frontend.program import (LOCAL_LABEL, NAME, NO_SYMBOL, Program, Reloc, RelocKind, Symbol, SymbolKind,
-                                    reloc_word,
+from m3jit.frontend.records import (LOCAL_LABEL, NAME, NO_SYMBOL, Reloc, RelocKind, Symbol, SymbolKind, reloc_word,
                                     required_mask)
 from m3jit.frontend.scopes import IMPLICIT, MAX_PARAMS, bank_of, physical
 from m3jit.isa.capabilities import names
@@ -14,12 +13,15 @@ from m3jit.isa.fields import ABSENT, BANK_LETTERS, BANK_SIZES, GPR, STATE, Encod
 from m3jit.isa.table import Instruction, decode, load_table
 from m3jit.isa.types import BOOL, BY_CODE, I64
 
+if TYPE_CHECKING:
+    from m3jit.frontend.program import Program
+
 MAX_FINDINGS = 1000
 _WHERE = {RelocKind.BRANCH: "branch", RelocKind.STRING: "string", RelocKind.VALUE: "value",
           RelocKind.ADDRESS: "address"}
 
 
-def verify(program: Program) -> list[Finding]:
+def verify(program: "Program") -> list[Finding]:
     """All findings, at most 1000, in order of section; an empty list for a sound program.
 
     Checked: frame boundaries and operand kinds (decoding), branch targets on instruction starts, the entry, symbols in
@@ -38,7 +40,7 @@ def verify(program: Program) -> list[Finding]:
 class _Facts:
     """What the checks of symbols and relocations look up, gathered once."""
 
-    def __init__(self, p: Program, starts: dict[int, Instruction]):
+    def __init__(self, p: "Program", starts: dict[int, Instruction]):
         self.p, self.starts = p, starts
         self.functions: dict[int, int] = {}                        # TEXT offset -> how many
         self.registers: dict[int, dict[str, int]] = {}             # scope -> name -> register
@@ -61,7 +63,7 @@ class _Facts:
                 self.integers.update(o for o in wanted[low:high] if (o - s.value) % 8 == 0)
 
 
-def _all(p: Program) -> Iterator[Finding]:
+def _all(p: "Program") -> Iterator[Finding]:
     starts: dict[int, Instruction] = {}
     yield from _text(p, starts)
     if p.text and p.entry not in starts or not p.text and p.entry:
@@ -82,7 +84,7 @@ def _bits(mask: int) -> str:
     return ", ".join(names(mask)) or "nothing"
 
 
-def _text(p: Program, starts: dict[int, Instruction]) -> Iterator[Finding]:
+def _text(p: "Program", starts: dict[int, Instruction]) -> Iterator[Finding]:
     pc = 0
     while pc < len(p.text):
         try:
@@ -184,7 +186,7 @@ def _string_problem(v: _Facts, s: Symbol) -> str:
     return problem
 
 
-def string_problem(p: Program, offset: int) -> str:
+def string_problem(p: "Program", offset: int) -> str:
     """What is wrong with a string at that place of DATA, or ""."""
     if offset < 0 or offset % 4 or offset + 4 > len(p.data):
         return f"no string can start at {offset} of the {len(p.data)} bytes of DATA"
@@ -273,7 +275,7 @@ def _reloc_problem(v: _Facts, r: Reloc, places: dict[int, tuple[str, int]]) -> s
     return "" if word == want else f"the word is {word:#x}, it must be {want:#x}"
 
 
-def _target_problem(p: Program, r: Reloc, s: Symbol | None) -> str:
+def _target_problem(p: "Program", r: Reloc, s: Symbol | None) -> str:
     kind = s.kind if s is not None else None
     if r.kind == RelocKind.BRANCH and kind != SymbolKind.EXTERN:
         return "a branch needs a relocation only to another module"
@@ -294,7 +296,7 @@ def _target_problem(p: Program, r: Reloc, s: Symbol | None) -> str:
     return ""
 
 
-def _lines(p: Program, starts: dict[int, Instruction]) -> Iterator[Finding]:
+def _lines(p: "Program", starts: dict[int, Instruction]) -> Iterator[Finding]:
     last = None
     for i, e in enumerate(p.lines):
         if e.pc not in starts or last is not None and (e.pc <= last.pc or e[1:] == last[1:]) or \
@@ -304,7 +306,7 @@ def _lines(p: Program, starts: dict[int, Instruction]) -> Iterator[Finding]:
         last = e
 
 
-def _imports(p: Program) -> Iterator[Finding]:
+def _imports(p: "Program") -> Iterator[Finding]:
     seen: set[str] = set()
     for i, imp in enumerate(p.imports):
         if not NAME.match(imp.namespace) or "." in imp.namespace or imp.namespace in seen:

@@ -27,12 +27,14 @@ STOPPED = ("Interrupted", "KeyboardInterrupt", "SystemExit", "LimitError", "Sink
 
 @dataclass
 class Report:
-    """What a replay found.  error: what ended the run, as in the recorded one; torn: the log ends early."""
+    """What a replay found.  error: what ended the run, as in the recorded one; torn: the log ends early; unclosed:
+    sessions that were open when their process ended."""
     outputs: int
     events: int
     instructions: int
     error: BaseException | None
     torn: bool
+    unclosed: int = 0
 
 
 def program_of(head: dict[str, Any], path: str) -> Program:

@@ -5,7 +5,8 @@ import math
 import random
 import struct
 
-from m3jit.frontend.program import Program, Reloc, RelocKind, Symbol, SymbolKind, required_mask, sort_symbols
+from m3jit.frontend.program import Program
+from m3jit.frontend.records import Reloc, RelocKind, Symbol, SymbolKind, required_mask, sort_symbols
 from m3jit.isa.fields import (ABSENT, BANK_SIZES, GPR, REQUIRED, BytesField, EnumField, Field, FlagField, IntOrReg,
                               LabelField, Number, PayloadReg, PrecisionField, RawF32, Reg, RegField, RegList,
                               ShapeField,
@@ -188,7 +189,7 @@ def _reference(p: Program, f: SymbolField, at: int, ins: Instruction, relocs: li
 
 def _resolve(p: Program, places: list[int], code: list[Instruction]) -> None:
     """Put every relocation's word into its instruction."""
-    from m3jit.frontend.program import reloc_word
+    from m3jit.frontend.records import reloc_word
     where = {r.offset: r for r in p.relocs}
     for at, ins in zip(places, code):
         for f in ins.op.operands():
@@ -197,7 +198,7 @@ def _resolve(p: Program, places: list[int], code: list[Instruction]) -> None:
 
 
 def _lines(p: Program, places: list[int], rng: random.Random) -> None:
-    from m3jit.frontend.program import Line
+    from m3jit.frontend.records import Line
     last = ("", 0)
     for at in places:
         if rng.random() < 0.6:

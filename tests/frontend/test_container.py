@@ -6,7 +6,7 @@ import pytest
 import xxhash
 
 from m3jit.frontend import ContainerError, Program, assemble, load, verify
-from m3jit.frontend.program import Symbol, SymbolKind
+from m3jit.frontend.records import Symbol, SymbolKind
 from m3jit.isa.capabilities import Capability
 from m3jit.isa.table import OPS
 from tests.frontend import samples

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from m3jit.errors import InternalError, M3Error
-from m3jit.frontend.program import SymbolKind
+from m3jit.frontend.records import SymbolKind
 from m3jit.isa.fields import FloatOrReg, IntOrReg, PayloadReg, Reg, RegField, ShapeField
 from m3jit.isa.table import OPS
 from m3jit.isa.types import BF16, Tensor
