@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from m3jit.backends.cpu import pool
+from m3jit.backends.cpu.cache import DiskCache
+from m3jit.backends.cpu.engine import Engine
 from m3jit.backends.cpu.runtime import CHUNKS_PER_THREAD, MAX_THREADS, MOST_ITEMS
 from m3jit.ir.loop import Kernel
 from m3jit.ir.loop_builder import Builder
-from m3jit.ir.plan import Barrier, Copy, Exit, Launch, Plan, PlanBlock, Scalar
+from m3jit.ir.plan import Barrier, Copy, Exit, FrameWord, Launch, Plan, PlanBlock, Scalar
 from tests.backends.cpu_engines import engine
 from tests.backends.test_cpu_region import FREE, chain_plan, const, frame_of
 
@@ -184,3 +186,30 @@ def test_independent_launches_form_a_batch(items):
 
 def test_the_largest_share_fits_its_ticket():
     assert MOST_ITEMS * CHUNKS_PER_THREAD < 1 << 16 and MAX_THREADS >= 8
+
+
+def test_launches_of_a_batch_share_the_chunks_by_their_groups():
+    """Each claim of a chunk looks at the stop word once, which counts by two."""
+    b = Builder("add_one", 8)
+    p, count = b.ptr("p", "rw", "i32"), b.scalar("count")
+    b.set_grid(count)
+    b.store_lanes("i32", p, b.group * 8, b.load_lanes("i32", p, b.group * 8) + 1)
+    kernel, counting = b.finish(), Engine("native", cache=DiskCache.off(), counted=True)
+
+    def claims(*groups: int) -> int:
+        ys = [Scalar("frame", "ptr", attrs={"word": FREE + i}) for i in range(len(groups))]
+        body = [*ys, *(Launch(kernel, [y, const(n)]) for y, n in zip(ys, groups)), Barrier()]
+        region = counting.region(Plan("batch", FREE + len(ys), [PlanBlock("e", body=body, end=Exit(0, []))]))
+        frame, stop = frame_of(FREE + len(ys)), np.full(1, -(1 << 20), np.int32)
+        arrays = [np.zeros((n, 8), np.int32) for n in groups]
+        frame[FrameWord.STOP] = stop.ctypes.data
+        frame[FREE:] = [a.ctypes.data for a in arrays]
+        region.run(frame, 2)
+        assert all((a == 1).all() for a in arrays)
+        return (int(stop[0]) + (1 << 20)) // 2
+
+    assert CHUNKS_PER_THREAD == 4
+    assert claims(60) == 8 and claims(5) == 5
+    assert claims(36, 12, 12) == 5 + 2 + 2
+    assert claims(1000, 1, 10) == 8 + 1 + 2
+    assert claims(1, 1, 1) == 3, "nothing worth sharing: item after item"

@@ -11,14 +11,14 @@ Memory of a pool (byte offsets; what different threads write lies on different 1
     256  busy (i32): a region is running
     512 + 4 t   worker t sleeps (i32, the word it sleeps on)
    1536 + 4 t   worker t has started (i32)
-   2560 + 128 t share of thread t: +0 ticket (i64): job number << 16 | chunks of the share that nobody has claimed,
-                +8 end of the share (i64, a chunk number), +16 items (ptr), +24 halt (ptr)
+   2560 + 128 t share of thread t: +0 ticket (i64): job number << 32 | first chunk of the share that nobody has claimed
+                << 16 | number of those, +8 the share's first chunk (i64), +16 items (ptr), +24 halt (ptr)
 
 A job's chunks are dealt out in contiguous shares, one per thread, and whoever has finished its own share takes from the
-others'.  So threads that all run do not contend for one word and find their data in their own cache, and the share of a
+end of the others'.  So threads that all run do not contend for one word and find their data in their own cache, and the share of a
 thread that does not run is computed by the rest.
 
-Claiming: read the ticket, read the rest of the share, swap the ticket for ticket - 1.  A share is not replaced before
+Claiming: read the ticket, read the rest of the share, swap the ticket for one with a chunk less.  A share is not replaced before
 all chunks of the job were claimed and done, so a successful swap proves that what was read belongs together; the job
 number keeps an old ticket from fitting a new job.
 
@@ -200,29 +200,44 @@ run:
   ret void
 }
 
-; chunks of every item, at most `limit` each; returns their sum, or 0 when no item has two groups (few: when there
-; are no two chunks)
+; chunks of every item; returns their sum, or 0 when no item has two groups (few: when there are no two chunks).  The
+; items get of `limit` chunks what their groups are of all groups, rounded, but two at least; few: `limit` each
 define internal i64 @plan_chunks(ptr %items, i64 %n, i64 %limit, i1 %few) nounwind noinline {
 entry:
+  br label %sum
+sum:
+  %k = phi i64 [ 0, %entry ], [ %k1, %add ]
+  %all = phi i64 [ 0, %entry ], [ %all1, %add ]
+  %others = icmp slt i64 %k, %n
+  br i1 %others, label %add, label %begin
+add:
+  %next = getelementptr [32 x i8], ptr %items, i64 %k
+  %size = call i64 @groups_of(ptr %next)
+  %sizep = getelementptr i8, ptr %next, i64 24
+  store i64 %size, ptr %sizep, align 8
+  %all1 = add i64 %all, %size
+  %k1 = add i64 %k, 1
+  br label %sum
+begin:
+  %half = lshr i64 %all, 1
   br label %each
 each:
-  %i = phi i64 [ 0, %entry ], [ %i1, %one ]
-  %total = phi i64 [ 0, %entry ], [ %total1, %one ]
-  %shared = phi i1 [ false, %entry ], [ %shared1, %one ]
+  %i = phi i64 [ 0, %begin ], [ %i1, %one ]
+  %total = phi i64 [ 0, %begin ], [ %total1, %one ]
+  %shared = phi i1 [ false, %begin ], [ %shared1, %one ]
   %more = icmp slt i64 %i, %n
   br i1 %more, label %one, label %leave
 one:
   %item = getelementptr [32 x i8], ptr %items, i64 %i
-  %gridp = getelementptr i8, ptr %item, i64 8
-  %grid = load ptr, ptr %gridp, align 8
-  %argsp = getelementptr i8, ptr %item, i64 16
-  %args = load ptr, ptr %argsp, align 8
-  %groups = call i64 %grid(ptr %args)
-  %empty = icmp slt i64 %groups, 0
-  %some = select i1 %empty, i64 0, i64 %groups
-  %many = icmp slt i64 %some, %limit
-  %chunks = select i1 %many, i64 %some, i64 %limit
   %chunksp = getelementptr i8, ptr %item, i64 24
+  %groups = load i64, ptr %chunksp, align 8
+  %weighed = mul i64 %groups, %limit
+  %rounded = add i64 %weighed, %half
+  %divisor = call i64 @llvm.umax.i64(i64 %all, i64 1)
+  %part = udiv i64 %rounded, %divisor
+  %fair = call i64 @llvm.umax.i64(i64 %part, i64 2)
+  %most = select i1 %few, i64 %limit, i64 %fair
+  %chunks = call i64 @llvm.umin.i64(i64 %groups, i64 %most)
   store i64 %chunks, ptr %chunksp, align 8
   %total1 = add i64 %total, %chunks
   %several = icmp sge i64 %chunks, 2
@@ -237,6 +252,17 @@ leave:
   ret i64 %result
 }
 
+define internal i64 @groups_of(ptr %item) nounwind noinline {
+  %gridp = getelementptr i8, ptr %item, i64 8
+  %grid = load ptr, ptr %gridp, align 8
+  %argsp = getelementptr i8, ptr %item, i64 16
+  %args = load ptr, ptr %argsp, align 8
+  %groups = call i64 %grid(ptr %args)
+  %empty = icmp slt i64 %groups, 0
+  %some = select i1 %empty, i64 0, i64 %groups
+  ret i64 %some
+}
+
 ; a copy as an item: args {dst, src, bytes}; one group per 32 KiB, pieces in multiples of 64 bytes
 define i64 @m3_copy_grid(ptr %args) nounwind {
   %bytesp = getelementptr i8, ptr %args, i64 16
@@ -246,6 +272,7 @@ define i64 @m3_copy_grid(ptr %args) nounwind {
 }
 
 declare i64 @llvm.umin.i64(i64, i64)
+declare i64 @llvm.umax.i64(i64, i64)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 define void @m3_copy(i64 %chunk, i64 %chunks, ptr %args, ptr %halt) nounwind {
   %dst = load ptr, ptr %args, align 8

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 JOB = """
-; claims and executes chunks of one share until none is left; returns how many.  A chunk that is claimed when the stop
-; word is urgent is not executed
-define internal i64 @take_share(ptr %share) nounwind noinline {
+; claims and executes chunks of one share until none is left; returns how many.  back: from its end, so that the owner
+; goes on where it is and finds what it has asked of memory ahead.  A chunk that is claimed when the stop word is urgent
+; is not executed
+define internal i64 @take_share(ptr %share, i1 %back) nounwind noinline {
 entry:
-  %endp = getelementptr i8, ptr %share, i64 8
+  %beginp = getelementptr i8, ptr %share, i64 8
   %itemsp = getelementptr i8, ptr %share, i64 16
   %haltp = getelementptr i8, ptr %share, i64 24
   br label %look
@@ -17,10 +18,17 @@ look:
   %none = icmp eq i64 %left, 0
   br i1 %none, label %leave, label %claim
 claim:
-  %end = load atomic i64, ptr %endp monotonic, align 8
+  %begin = load atomic i64, ptr %beginp monotonic, align 8
   %items = load atomic ptr, ptr %itemsp monotonic, align 8
   %halt = load atomic ptr, ptr %haltp monotonic, align 8
-  %taken = sub i64 %ticket, 1
+  %high = lshr i64 %ticket, 16
+  %first = and i64 %high, 65535
+  %behind = add i64 %first, %left
+  %last = sub i64 %behind, 1
+  %number = select i1 %back, i64 %last, i64 %first
+  ; one fewer is left, and the first is the one after it
+  %change = select i1 %back, i64 -1, i64 65535
+  %taken = add i64 %ticket, %change
   %pair = cmpxchg ptr %share, i64 %ticket, i64 %taken acq_rel monotonic
   %got = extractvalue { i64, i1 } %pair, 1
   br i1 %got, label %run, label %look
@@ -32,7 +40,7 @@ skip:
   call void @note_skipped(ptr %halt)
   br label %counted
 execute:
-  %chunk = sub i64 %end, %left
+  %chunk = add i64 %begin, %number
   call void @run_chunk(ptr %items, i64 %chunk, ptr %halt)
   br label %counted
 counted:
@@ -59,7 +67,7 @@ one:
   %wrapped = sub i64 %sum, %threads
   %t = select i1 %over, i64 %wrapped, i64 %sum
   %share = call ptr @share_of(ptr %pool, i64 %t)
-  %some = call i64 @take_share(ptr %share)
+  %some = call i64 @take_share(ptr %share, i1 true)
   %n1 = add i64 %n, %some
   %k1 = add i64 %k, 1
   br label %each
@@ -81,7 +89,7 @@ entry:
   %old = load i64, ptr %jobp, align 8
   %job = add i64 %old, 1
   store i64 %job, ptr %jobp, align 8
-  %number = shl i64 %job, 16
+  %number = shl i64 %job, 32
   %base = udiv i64 %total, %threads
   %extra = urem i64 %total, %threads
   br label %each
@@ -101,8 +109,8 @@ one:
   br i1 %none, label %next, label %deal
 deal:
   %share = call ptr @share_of(ptr %pool, i64 %t1)
-  %endp = getelementptr i8, ptr %share, i64 8
-  store atomic i64 %end, ptr %endp monotonic, align 8
+  %beginp = getelementptr i8, ptr %share, i64 8
+  store atomic i64 %start, ptr %beginp monotonic, align 8
   %itemsp = getelementptr i8, ptr %share, i64 16
   store atomic ptr %items, ptr %itemsp monotonic, align 8
   %haltp = getelementptr i8, ptr %share, i64 24
@@ -183,7 +191,7 @@ share:
 job:
   call void @publish(ptr %pool, ptr %items, i64 %total, i64 %threads, ptr %halt)
   %own = call ptr @share_of(ptr %pool, i64 0)
-  %first = call i64 @take_share(ptr %own)
+  %first = call i64 @take_share(ptr %own, i1 false)
   %rest = call i64 @take_others(ptr %pool, i64 0)
   %mine = add i64 %first, %rest
   %others = sub i64 %total, %mine
@@ -224,7 +232,7 @@ entry:
   br label %look
 look:
   %i = phi i32 [ 0, %entry ], [ 0, %worked ], [ %i1, %again ], [ %since, %up ]
-  %n = call i64 @take_share(ptr %share)
+  %n = call i64 @take_share(ptr %share, i1 false)
   %some = icmp ne i64 %n, 0
   br i1 %some, label %worked, label %idle
 worked:
