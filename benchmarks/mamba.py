@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.generation import Ours, Peer
 from benchmarks.language import pairs_of, spread
-from benchmarks.models import BLOCKS, SPREAD
+from benchmarks.models import BLOCKS, SPREAD, add_vocabulary
 from benchmarks.table import Row, machine
 
 TAPS, CONTEXT, HEADS = 4, 8192, 24
@@ -58,20 +58,13 @@ def write(path: Path, s: Shape, seed: int = 1) -> None:
     writer.add_feed_forward_length(0)
     writer.add_head_count(0)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(s.vocabulary)
     writer.add_ssm_conv_kernel(TAPS)
     writer.add_ssm_inner_size(channels)
     writer.add_ssm_state_size(n)
     writer.add_ssm_time_step_rank(HEADS if arch == "mamba2" else s.rank)
     if arch == "mamba2":
         writer.add_ssm_group_count(1)
-    words = [f"▁w{i}" for i in range(s.vocabulary - 259)]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words])
-    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(words))])
-    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(words))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    add_vocabulary(writer, s.vocabulary)
 
     def matrix(name: str, rows: int, columns: int) -> None:
         if kind == "F32" or columns % 32:

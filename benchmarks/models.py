@@ -11,7 +11,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -71,6 +71,18 @@ TYPES: dict[str, Callable[[str, int, int], str]] = {
     "tinyllama-q4_k_m": q4_k_m, "tinyllama-q8_0": lambda name, layer, layers: "Q8_0"}
 
 
+def add_vocabulary(writer: Any, count: int) -> None:
+    """A vocabulary of `count` entries: three special ones, 256 bytes and made-up words."""
+    words = [f"▁w{i}" for i in range(count - 259)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words])
+    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(words))])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(words))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_vocab_size(count)
+
+
 def write_llama(path: Path, s: Shape, type_of: Callable[[str, int, int], str], seed: int = 1) -> None:
     """A llama model with random weights; its vocabulary is 256 bytes and made-up words."""
     import gguf
@@ -84,14 +96,7 @@ def write_llama(path: Path, s: Shape, type_of: Callable[[str, int, int], str], s
     writer.add_head_count_kv(s.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(s.width // s.heads)
-    writer.add_vocab_size(s.vocabulary)
-    words = [f"▁w{i}" for i in range(s.vocabulary - 259)]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words])
-    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(words))])
-    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * len(words))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    add_vocabulary(writer, s.vocabulary)
     rng = np.random.default_rng(seed)
     kv = s.width // s.heads * s.kv_heads
 

@@ -175,6 +175,9 @@ def _rows() -> Iterable[Case]:
             3,
         ]
     yield Case("rope_factors", lambda: rope.rope(24, "NEOX", factors=True), factors)
+
+
+def _elements() -> Iterable[Case]:
     for memory, dtype in (("f32", T.F32), ("f16", T.F16), ("i8", T.I8), ("i64", T.I64)):
         def make(rng, dtype=dtype):
             return [storage(rng, dtype, (3, 130)), blank(3, np.int64), 3, 130]
@@ -319,6 +322,9 @@ def _moves() -> Iterable[Case]:
         def quantize_rows(rng, name=name):
             return [floats(rng, 5, 32), blank(5 * DTYPES[name].nbytes, np.uint8), blank(5, np.uint8), 5]
         yield Case(f"quantize_{name}", lambda name=name: convert.quantize(name), quantize_rows)
+
+
+def _columns() -> Iterable[Case]:
     for op in reduce.OPS:
         for memory, dtype in (("f32", T.F32), ("f16", T.F16), ("u8", T.U8), ("i64", T.I64)):
             def columns(rng, op=op, dtype=dtype):
@@ -376,6 +382,9 @@ def _searches() -> Iterable[Case]:
                 2,
             ]
         yield Case(f"conv_{bias}", lambda bias=bias: conv.conv(bias), convolution, slow=not bias)
+
+
+def _draws() -> Iterable[Case]:
     for top_k, temperature, top_p, min_p in ((0, 1.0, 1.0, 0.0), (5, 0.8, 0.9, 0.05), (1, 0.0, 1.0, 0.0)):
         def draw(rng, options=(top_k, temperature), limits=(top_p, min_p)):
             return [
@@ -423,5 +432,5 @@ def _recurrences() -> Iterable[Case]:
                    slow=slow, heavy=n > 16 and not heads)
 
 
-CASES: list[Case] = [*fused_cases(), *_quantised(), *_products(), *_routed(), *_rows(), *_attention(), *_moves(),
-                     *_searches(), *_recurrences()]
+CASES: list[Case] = [*fused_cases(), *_quantised(), *_products(), *_routed(), *_rows(), *_elements(),
+                     *_attention(), *_moves(), *_columns(), *_searches(), *_draws(), *_recurrences()]

@@ -493,17 +493,3 @@ def test_contexts_of_another_run_are_not_taken_for_those_of_this_one(tmp_path):
     other.main.index = 2
     with pytest.raises(m3jit.Trap, match=r"KILL_CONTEXT .*: context \d+ has already ended"):
         other.run()
-
-
-def test_snapshots_that_hold_too_much_are_not_restored(tmp_path):
-    source = "go: ADD rX, rX, rX\nFORK rS\nMOV rOld, rS\nADD rX, rX, rX\nFORK rS\nHALT"
-    with Store.open(tmp_path / "s") as store:
-        vm = machine(source)
-        vm.set("rX", np.ones(200_000, np.float32))
-        vm.step(5)
-        store.commit(vm, "a", context=vm.main)
-        small = machine(source, snapshot_memory=1000)
-        with pytest.raises(StoreError, match=r"s: 'a' version 1: snapshots hold \d+ bytes that no running context has"):
-            for _ in range(100):
-                store.restore(small, "a")
-        store.restore(machine(source), "a")

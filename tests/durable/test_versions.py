@@ -141,6 +141,21 @@ def test_what_traps_for_want_of_snapshot_memory_is_not_persisted(tmp_path):
         assert store.names() == []
 
 
+def test_snapshots_that_hold_too_much_are_not_restored(tmp_path):
+    source = "go: ADD rX, rX, rX\nFORK rS\nMOV rOld, rS\nADD rX, rX, rX\nFORK rS\nHALT"
+    program = m3jit.assemble(source)
+    with Store.open(tmp_path / "s") as store:
+        vm = m3jit.VM(program, backend="interpreter")
+        vm.set("rX", np.ones(200_000, np.float32))
+        vm.step(5)
+        store.commit(vm, "a", context=vm.main)
+        small = m3jit.VM(program, backend="interpreter", snapshot_memory=1000)
+        with pytest.raises(StoreError, match=r"s: 'a' version 1: snapshots hold \d+ bytes that no running context has"):
+            for _ in range(100):
+                store.restore(small, "a")
+        store.restore(m3jit.VM(program, backend="interpreter"), "a")
+
+
 def test_snapshots_of_the_host_are_stored_when_given(tmp_path):
     vm = every_kind()
     vm.step(30)

@@ -20,6 +20,8 @@ TEMPLATE = "{% for t in tools or [] %}tool {{ t.function.name }}\n{% endfor %}" 
            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
+PROMPT = "She had been a friend and companion such as few possessed: intelligent, well-informed, useful, gentle"
+SAMPLED = {"seed": 7, "temperature": 1.0, "repeat_penalty": 1.2}
 
 
 def language_model() -> LanguageModel:
@@ -170,3 +172,10 @@ def events(data: bytes) -> list[Any]:
     lines = [line for line in data.decode().split("\n\n") if line]
     assert all(line.startswith("data: ") for line in lines)
     return [json.loads(line[6:]) if line != "data: [DONE]" else None for line in lines]
+
+
+def ask(server: Running, **body: Any) -> Any:
+    """A completion of PROMPT; `body` is added to what is asked for."""
+    status, found = server.post(PLAIN, {"model": "default", "prompt": PROMPT, "max_tokens": 30, **SAMPLED, **body})
+    assert status == 200, found
+    return found

@@ -88,6 +88,12 @@ def test_without_the_grammar_library(server, monkeypatch):
     assert status == 400 and "pip install 'm3jit[grammar]'" in found["error"]["message"]
 
 
+def test_a_body_that_is_too_large(model):
+    with running(model, body=2000) as server:
+        status, found = server.post(PLAIN, {"model": "default", "prompt": "x" * 3000})
+        assert status == 413 and "more than 2000 bytes" in found["error"]["message"]
+
+
 # -- what a model is made to write ------------------------------------------------------------------------------------
 
 SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Emma", "Anne"]}}, "required": ["name"],

@@ -243,12 +243,6 @@ def test_api_keys(model):
         assert server.request("GET", "/health")[0] == 200 and server.request("GET", "/metrics")[0] == 401
 
 
-def test_a_body_that_is_too_large(model):
-    with running(model, body=2000) as server:
-        status, found = server.post(PLAIN, {"model": "default", "prompt": "x" * 3000})
-        assert status == 413 and "more than 2000 bytes" in found["error"]["message"]
-
-
 # -- errors in the middle ---------------------------------------------------------------------------------------------
 
 def test_an_error_of_one_text_is_that_texts_own(model, monkeypatch):
