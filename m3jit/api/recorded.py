@@ -15,11 +15,14 @@ methods are for one thread at a time.
 """
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import functools
+import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -106,6 +109,7 @@ class Journal(Course):
         self._turn = threading.Lock()                  # held from before a call is noted until what it gave is
         self._thread = threading.get_ident()           # of the last call
         self._left: deque[tuple[int, Any]] = deque()   # texts whose end is not noted yet
+        self._at_exit = functools.partial(_end_at_exit, weakref.ref(self), os.getpid())
 
     def begin(self, session: "RecordedSession", talk: dict[str, Any]) -> None:
         """Write the log's head.  talk: what makes it a conversation; {}: a session."""
@@ -119,11 +123,20 @@ class Journal(Course):
             "reference": model.reference, "limit": model.limit, "settings": values, "shown": self._shown,
             "policy": (type(policy).__name__, asdict(policy)) if policy is not None else None, "conversation": talk}}
         self.recording.begin(session.machine, " ".join(map(str, sys.argv)) if self._shown else "")
+        atexit.register(self._at_exit)                 # the writer registered before, and is asked afterwards
 
     def end(self, error: BaseException | None = None) -> None:
         if not self.ended:
             self.ended = True
-            self.recording.end(error)
+            atexit.unregister(self._at_exit)
+            self.recording.end(error, self.open if error is None else 0)
+
+    def end_now(self) -> None:
+        """End the log between two calls, of sessions that nobody closed; in the middle of a call of another thread
+        nothing is done, and the log has no end."""
+        with self._turned() as mine:
+            if mine:
+                self.end()
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
@@ -255,6 +268,14 @@ class Journal(Course):
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             return tuple(map(self._given, value))
         return value
+
+
+def _end_at_exit(journal: "weakref.ref[Journal]", process: int) -> None:
+    """The process ends, and nobody closed the sessions of a log: it ends here, and can be compared to its end."""
+    found = journal()
+    if found is not None and not found.ended and os.getpid() == process:           # a forked process has the same file
+        with contextlib.suppress(LogFailed):
+            found.end_now()
 
 
 def _noted(name: str) -> Callable:

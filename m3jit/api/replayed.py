@@ -108,7 +108,9 @@ class TalkReplay:
             error = failed
         self._compare(error)
         ended = None if isinstance(error, RecordEnds) and self.reader.end is not None else error
-        return Report(self.recorder.verified, self.recorder.tape.taken, self.vm.retired, ended, self.reader.end is None)
+        left = (self.reader.end or {}).get("unclosed")
+        return Report(self.recorder.verified, self.recorder.tape.taken, self.vm.retired, ended, self.reader.end is None,
+                      left if type(left) is int else 0)
 
     # One call.
 

@@ -8,6 +8,7 @@ import click
 
 from m3jit.cli.options import UsageError
 from m3jit.cli.run import DEFAULT_PROMPT, run
+from m3jit.cli.terminal import note
 from m3jit.errors import Divergence, InternalError, UserError
 
 PROMPT = "(m3jit) "
@@ -105,7 +106,7 @@ def _typed(interactive: bool) -> Iterator[str]:
             print()
 
 
-def _debug(commands: tuple[str, ...], moved: tuple[str, ...], adapter: bool, **options: Any) -> int:
+def _debug(commands: tuple[str, ...], moved: tuple[str, ...], adapter: bool, any_version: bool, **options: Any) -> int:
     from m3jit.timetravel.debugger import is_log, open_log
     name = options["what"]
     if name is not None and is_log(name):
@@ -113,16 +114,20 @@ def _debug(commands: tuple[str, ...], moved: tuple[str, ...], adapter: bool, **o
                  and p.name in options and options[p.name] not in (None, (), False, p.default)]
         if given:
             raise UsageError(f"{', '.join(given)}: a log has the options of the run it recorded; only --backend, "
-                             "--threads and --model apply")
+                             "--threads, --model and --any-version apply")
         from m3jit.cli.machine import limit_memory
         from m3jit.cli.what import LazyModels
         limit_memory(options["memory_limit"])
-        debugger = open_log(name, LazyModels(), options["backend"], options["threads"], moved)
+        debugger = open_log(name, LazyModels(), options["backend"], options["threads"], moved, any_version)
+        if debugger.torn:
+            note(f"{name}: the recording was cut off, or goes on: the log has no end")
         quiet(debugger.vm)
         converse(debugger, commands, adapter)
         return 0
     if moved:
         raise UsageError("--model: says where a log's model lies now; name a model as WHAT")
+    if any_version:
+        raise UsageError("--any-version: is of logs, and WHAT is none")
     return run.callback(recording=Debugging(commands, adapter), **_with_input(options))     # type: ignore[misc]
 
 
@@ -148,7 +153,8 @@ debug = click.Command(
             click.Option(["--dap", "adapter"], is_flag=True,
                          help="Speak the Debug Adapter Protocol on standard input and output, for editors."),
             click.Option(["--model", "moved"], multiple=True, metavar="FILE",
-                         help="A log's model that lies elsewhere now.")],
+                         help="A log's model that lies elsewhere now."),
+            click.Option(["--any-version"], is_flag=True, help="Also a log that another version of m3jit wrote.")],
     epilog="`help` in the debugger lists its commands. Standard input that is no terminal is a script of commands.",
     help="""Go through a run forward and backward: of a LOG that `m3jit record` wrote, or of WHAT, which is run with the
 options of `m3jit run`. Every step back is exact: the machine goes back to a state that was put aside and runs from

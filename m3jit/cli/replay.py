@@ -27,12 +27,17 @@ def _replay_talk(log: str, moved: tuple[str, ...], quiet: bool, **options: Any) 
     report = again.run()
     if report.error is not None and not report.torn:
         note(f"the session ended with: {report.error}")
-    note(_agrees(log, report))
+    note(_agrees(log, report, " or a session of it was never closed"))
+    if report.unclosed:
+        note(f"{report.unclosed} of its sessions and forks were never closed: the log ends where their process ended")
     return 0
 
 
-def _agrees(log: str, report: Any) -> str:
-    return (f"{log}: {'agrees as far as it goes; the recording was cut off' if report.torn else 'agrees'}: "
+def _agrees(log: str, report: Any, otherwise: str = "") -> str:
+    """How it compares.  otherwise: another reason why a log may have no end."""
+    cut = f"agrees as far as it goes; the recording was cut off,{otherwise}" if otherwise else \
+        "agrees as far as it goes; the recording was cut off"
+    return (f"{log}: {cut if report.torn else 'agrees'}: "
             f"{report.events} events, {report.outputs} outputs and states compared, {report.instructions} instructions")
 
 

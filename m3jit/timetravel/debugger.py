@@ -10,7 +10,7 @@ from m3jit.models.grammar import registry
 from m3jit.timetravel.history import History, Watcher, heard
 from m3jit.timetravel.hosting import Host
 from m3jit.timetravel.log_file import MAGIC, LogReader
-from m3jit.timetravel.replay import STOPPED, KnownModels, machine, program_of
+from m3jit.timetravel.replay import STOPPED, KnownModels, check_version, machine, program_of
 from m3jit.timetravel.steering import SINKS, Steering
 from m3jit.timetravel.stops import Breakpoint, Watch, layer_pcs, place
 from m3jit.vm.context import Context
@@ -33,6 +33,7 @@ class Debugger:
         self.marks: dict[str, Version] = {}
         self._numbers = 0
         self.scratch: Any = None                       # a folder that goes with the debugger
+        self.torn = False                              # a log that has no end is looked at
 
     # -- where we are -----------------------------------------------------------------------------------------------
     @property
@@ -179,9 +180,12 @@ def is_log(path: str) -> bool:
 
 
 def open_log(path: str, models: Any, backend: str = "auto", threads: int | None = None,
-             moved: tuple[str, ...] = ()) -> Debugger:
-    """A debugger of a recorded run.  LogError, UserError: the log is damaged, or of something else."""
+             moved: tuple[str, ...] = (), any_version: bool = False) -> Debugger:
+    """A debugger of a recorded run.  moved, any_version: as `m3jit.timetravel.replay.Replay`.
+
+    LogError, UserError: the log is damaged, of something else, or of another version."""
     reader = LogReader(path)
+    check_version(reader.head, path, any_version)
     program = program_of(reader.head, path)
     history = History(map(heard, reader.events()))
     steering = Steering.of(reader.head, path)
@@ -195,11 +199,11 @@ def open_log(path: str, models: Any, backend: str = "auto", threads: int | None 
     for reference in reader.head["models"]:
         known.load(reference)
     scratch = tempfile.TemporaryDirectory(prefix="m3jit-debug-")       # for files that the program writes
-    matcher = steering.matcher(known, path, any_version=True) if steering is not None else None
+    matcher = steering.matcher(known, path, any_version) if steering is not None else None
     extensions = registry(matcher) if steering is not None else None
     vm = machine(reader.head, program, known if moved else models, watcher, backend, threads, scratch.name, extensions)
     for name in SINKS if steering is not None else ():
         vm.set_sink(name, lambda item: None)           # what the host made of it is in the log
     debugger = Debugger(vm, watcher, Host(vm, matcher, history.events) if hosted else None)
-    debugger.scratch = scratch
+    debugger.scratch, debugger.torn = scratch, end is None
     return debugger

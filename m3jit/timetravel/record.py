@@ -61,14 +61,14 @@ class Recording:
             raise InternalError("a machine that is recorded ran before its recording began")
         self.writer.append(event)
 
-    def end(self, error: BaseException | None = None) -> None:
-        """The run has ended, with this error."""
+    def end(self, error: BaseException | None = None, unclosed: int = 0) -> None:
+        """The run has ended, with this error; unclosed: sessions that nobody had ended by then."""
         if self.writer is None:
             return
         exact = error is None or isinstance(error, (Trap, UserError))
         self.writer.close({"status": "done" if error is None else type(error).__name__, "message": str(error or ""),
                            "retired": self.vm.retired, "digest": digest(self.vm.main) if exact else "",
-                           "exact": exact})
+                           "exact": exact} | ({"unclosed": unclosed} if unclosed else {}))
 
     def _wants_digest(self) -> bool:
         if self.every is not None:

@@ -391,6 +391,9 @@ def test_other_models_versions_and_heads(model, tmp_path, monkeypatch):
     monkeypatch.setattr(m3jit, "__version__", "9.9")
     with pytest.raises(UserError, match="was recorded by m3jit 0.1.0, this is 9.9"):
         replay(tmp_path / "log")
+    with pytest.raises(UserError, match="was recorded by m3jit 0.1.0, this is 9.9"):
+        open_log(str(tmp_path / "log"), MODELS, moved=(str(DEFAULT_MODEL),))
+    assert not open_log(str(tmp_path / "log"), MODELS, moved=(str(DEFAULT_MODEL),), any_version=True).torn
     monkeypatch.undo()
     with pytest.raises(UserError, match="is a log of a session, not of a program"):
         Replay(str(tmp_path / "log"), MODELS)

@@ -1,7 +1,10 @@
-"""Recorded texts that nobody closes: the collector ends them at any moment, and the log has them where they ended."""
+"""Recorded texts and sessions that nobody closes: the collector ends a text at any moment, and the log has it where it
+ended; the end of the process ends the log."""
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any, Callable
@@ -166,3 +169,59 @@ def test_a_call_in_the_middle_of_noting_one_is_refused(model, tmp_path, monkeypa
     assert len(met) == 1 and "append: the session is in use" in met[0] and made.tokens == (9, 8, 7, 5)
     made.close()
     assert calls(tmp_path / "log") == ["append", "append", "close"]
+
+
+UNCLOSED = """
+import os, sys
+import m3jit
+made = m3jit.RecordedSession(sys.argv[1], "default", [9, 8, 7], threads=1)
+print(next(made.generate()).text)
+other = made.fork()
+print("".join(piece.text for piece in other.generate(2)))
+made.close()
+{}
+"""
+
+
+@pytest.mark.parametrize("last, ends", [("", True), ("1 / 0", True), ("sys.stdout.flush(); os._exit(3)", False)])
+def test_a_fork_that_is_never_closed(tmp_path, capfd, last, ends):
+    """An orderly end of the process is one of the log; anything else is a log that was cut off."""
+    from tests.cli.command import call
+    log = tmp_path / "log"
+    done = subprocess.run([sys.executable, "-c", UNCLOSED.format(last), log], capture_output=True, text=True,
+                          timeout=300)
+    assert len(done.stdout.splitlines()) == 2, done.stderr
+    report = TalkReplay(str(log), MODELS, "auto", 1).run()
+    assert report.torn is not ends and report.unclosed == int(ends)
+    said = call(capfd, "replay", log)
+    assert said.code == 0 and (said.out == done.stdout if ends else done.stdout.startswith(said.out))
+    assert ("1 of its sessions and forks were never closed: the log ends where their process ended" in said.err) is ends
+    assert ("the recording was cut off, or a session of it was never closed" in said.err) is not ends
+    seen = call(capfd, "debug", log, "-x", "c")
+    assert seen.code == 0 and "the log ends after" in seen.out
+    assert (f"{log}: the recording was cut off, or goes on: the log has no end" in seen.err) is not ends
+
+
+def test_a_log_whose_fork_is_open_can_be_repeated_so_far(model, tmp_path):
+    made = RecordedSession(tmp_path / "log", model, [9, 8, 7])
+    other = made.fork()
+    made.close()
+    with pytest.raises(UserError, match="the session is closed"):
+        made.append([5])
+    other.append([5])
+    other.course.recording.writer._flush(0.0)
+    report = TalkReplay(str(tmp_path / "log"), MODELS, "auto", 1).run()
+    assert report.torn and report.unclosed == 0
+    other.close()
+    assert calls(tmp_path / "log") == ["append", "fork", "close", "append", "append", "close"]
+
+
+def test_the_process_ends_in_the_middle_of_a_call_of_another_thread(model, tmp_path, monkeypatch):
+    made = RecordedSession(tmp_path / "log", model, [9, 8, 7])
+    with monkeypatch.context() as patch:
+        collect_once(patch, Session, "append", collect=made.course._at_exit)
+        made.append([5])
+    assert not made.course.ended
+    made.course._at_exit()
+    assert made.course.ended and calls(tmp_path / "log") == ["append", "append"]
+    made.close()

@@ -67,6 +67,7 @@ def test_a_killed_recording_is_repeated_as_far_as_it_came(capfd, tmp_path):
     assert again.code == 0 and "agrees as far as it goes; the recording was cut off" in again.err
     looked = call(capfd, "debug", log, "-x", "c", "-x", "back 3", "-x", "print r1")
     assert looked.code == 0 and "the log ends after" in looked.out and "r1 = " in looked.out
+    assert looked.err == f"{log}: the recording was cut off, or goes on: the log has no end\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -123,6 +124,20 @@ def test_a_model_with_other_content_is_refused(capfd, tmp_path, monkeypatch):
     assert call(capfd, "replay", "run.log", "--model", DEFAULT_MODEL).code == 0
 
 
+def test_a_log_of_another_version_is_refused_by_both(capfd, tmp_path, monkeypatch):
+    import m3jit
+    log = tmp_path / "run.log"
+    call(capfd, "record", source(tmp_path, CLOCK), "--prompt", "hello", "-o", log)
+    monkeypatch.setattr(m3jit, "__version__", "9.9")
+    for command in ("replay", "debug"):
+        found = call(capfd, command, log)
+        assert found.code == 1 and found.out == ""
+        assert found.err == (f"error: {log}: was recorded by m3jit 0.1.0, this is 9.9; results of another version may "
+                             "differ. --any-version tries it, and says where they do\n")
+    assert "agrees" in call(capfd, "replay", log, "--any-version").err
+    assert "the end: the program has ended" in call(capfd, "debug", log, "--any-version", "-x", "c").out
+
+
 def test_a_run_that_differs_says_where(capfd, tmp_path, monkeypatch):
     from m3jit.vm.recording import Output
     prog, log = source(tmp_path, "LOADI r1, 7\nSTREAM r1, LINE\nHALT\n"), tmp_path / "run.log"
@@ -141,6 +156,7 @@ def test_a_run_that_differs_says_where(capfd, tmp_path, monkeypatch):
     (("debug", "default", "-i", "-"), "standard input is where the debugger's commands come from"),
     (("debug", "log", "--prompt", "x"), "a log has the options of the run it recorded"),
     (("debug", "default", "--model", "x"), "says where a log's model lies now"),
+    (("debug", "default", "--any-version"), "--any-version: is of logs, and WHAT is none"),
     (("replay", "log", "--files", "nowhere"), "no such folder")])
 def test_wrong_usage(capfd, tmp_path, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
