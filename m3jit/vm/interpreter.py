@@ -206,7 +206,7 @@ class Interpreter:
             return
         fast, slow = self._bind(i)
         self.plain[i] = fast if fast is not None else slow
-        regions, heads = self.regions, self.heads
+        regions, heads, index_of, end = self.regions, self.heads, self.image.index_of, len(self.image.pcs)
         plain, is_fast = self.plain[i], fast is not None
 
         def enter(ctx: Context) -> int:
@@ -215,7 +215,7 @@ class Interpreter:
             if new is not None:
                 if new == PARKED_HERE:        # ctx.leave is set: the slice ends before the region
                     return -2 - i
-                j = self.index(new)          # past the last instruction: traps there
+                j = index_of.get(new, end)   # past the last instruction: traps there
                 return j if j in heads else -2 - j
             nxt = plain(ctx)
             if not is_fast:

@@ -21,7 +21,7 @@ from m3jit.ir.region import Region
 from m3jit.ir.tensor import Function, Leave, Node, Retired, Sym, TensorType, eval_dim
 from m3jit.isa.types import Tensor
 from m3jit.vm.ahead import companions, run_with
-from m3jit.vm.commit import attribute, commit, commit_columns, item
+from m3jit.vm.commit import commit_columns
 from m3jit.vm.context import PARKED
 from m3jit.vm.image import entry_points
 from m3jit.vm.interpreter import PARKED_HERE
@@ -151,7 +151,7 @@ class Jit:
         for region in point.variants:
             syms = region.matches(regs)
             if syms is not None:
-                if region.entries > point.variants[0].entries:
+                if region is not point.variants[0] and region.entries > point.variants[0].entries:
                     self._ask_first(point, region)
                 return self._run(ctx, regs, region, syms)
         point.visits += 1
@@ -175,16 +175,16 @@ class Jit:
         ahead, ctx.ahead = ctx.ahead, None
         if ahead is not None and ahead.holds(region, regs, ctx.budget):
             info, retired = ahead.outcome.leave()
-        elif self.machine.profile is not None:
+        elif self.machine.vm.interpreter.counts is not None:           # profiling
             start = time.perf_counter()
             info, retired = region.run(regs, syms, self.stop_address, ctx.budget)
             region.seconds += time.perf_counter() - start
         else:
             info, retired = self._enter(ctx, regs, region, syms)
-        if _nowhere(region, info, retired) and self.machine.stop.raised:     # SOON is behind one round, not before it
-            info, retired = region.run(regs, syms, self.urgent_address, 1)
+        if not retired and _nowhere(region, info, 0) and self.machine.stop.raised:
+            info, retired = region.run(regs, syms, self.urgent_address, 1)   # SOON is behind one round, not before it
         self.left(region, info, retired)
-        if info is None or _nowhere(region, info, retired):
+        if info is None or not retired and _nowhere(region, info, 0):
             if self.machine.stop.raised:         # now: behind a wait that ends the slice it would be too late
                 again = self.machine.vm.looks_again(ctx)
                 return self.image.pcs[ctx.index] if again else region.region.function.entry_pc
@@ -194,18 +194,24 @@ class Jit:
     def _enter(self, ctx: Any, regs: "ContextRegisters", region: CompiledRegion,
                syms: dict[Sym, int]) -> tuple[Any, int]:
         """(exit or None, retired instructions); contexts that stand at the region too are served by the way."""
+        if len(self.machine.vm.scheduler.contexts) > 1:
+            left = self._enter_with_others(ctx, region, syms)
+            if left is not None:
+                return left
+        return region.run(regs, syms, self.stop_address, ctx.budget)
+
+    def _enter_with_others(self, ctx: Any, region: CompiledRegion, syms: dict[Sym, int]) -> tuple[Any, int] | None:
+        """`_enter` for several contexts; None: none of the others stands there, or there is no room for them."""
         def entry(c: Any, budget: int) -> Parked:
             made = Parked(self, c, ContextRegisters(c, self.machine), region, {})
             made.budget = budget
             return made
         others = companions(self, ctx, region, entry)
-        if others:
-            first = entry(ctx, ctx.budget)
-            first.syms = syms
-            left = run_with(first, others)
-            if left is not None:
-                return left
-        return region.run(regs, syms, self.stop_address, ctx.budget)
+        if not others:
+            return None
+        first = entry(ctx, ctx.budget)
+        first.syms = syms
+        return run_with(first, others)
 
     def left(self, region: CompiledRegion, info: Any, retired: int) -> None:
         """Note that this machine has entered a region and left it by exit `info` (None: it gave up)."""
@@ -215,7 +221,7 @@ class Jit:
         region.entries += 1
         region.retired += retired
         self.retired += retired
-        if info is not None:
+        if info is not None and info.pc not in self.passed:
             self._pass(info.pc, info.reason)
 
     def _pass_ends(self, point: Point) -> None:
@@ -343,15 +349,15 @@ class ContextRegisters:
         """The registers of an exit (m3jit.vm.region_exits.Way), the states of S registers, the instructions done and
         where they end, all at once."""
         ctx = self.ctx
-        more = [attribute(ctx, "retired", ctx.retired + retired),
-                attribute(ctx, "index", self.machine.vm.interpreter.index(way.info.pc))]
-        more += [item(ctx.V, key[1], values[i]) if key.__class__ is tuple else attribute(ctx, key, values[i])
-                for key, i in way.others]
+        if way.index < 0:
+            way.index = self.machine.vm.interpreter.index(way.info.pc)
+        calls, targets, names = way.calls, way.targets((ctx.R, ctx.V, ctx)), way.names
+        values = [*(values if way.kept is None else way.kept(values)), ctx.retired + retired, way.index]
         for key, state in states:
-            more += self.machine.storing_state_of(ctx, key[1], state)
-        calls, targets, names, found = zip(*more)
-        commit_columns((*way.calls, *calls), (*[ctx.R] * len(way.general), *targets), (*way.general, *names),
-                       (*way.placed(values), *found))
+            for call, target, name, value in self.machine.storing_state_of(ctx, key[1], state):
+                calls, targets, names = (*calls, call), (*targets, target), (*names, name)
+                values.append(value)
+        commit_columns(calls, targets, names, values)
 
 
 def new_points(image: Any) -> dict[int, Point]:

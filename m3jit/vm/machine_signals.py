@@ -26,7 +26,9 @@ class SignalsView:
     # -- interrupts -------------------------------------------------------------------------------------------------
     def interrupt_pending(self) -> bool:
         """Is an interrupt to be seen here?  What was seen is part of the record of a run."""
-        return self.vm.recorder.glimpse(self.ctx, "interrupt", self.ctx.sees_interrupt())
+        ctx, recorder = self.ctx, self.vm.recorder
+        seen = ctx.raised is not False and ctx.sees_interrupt()
+        return seen if recorder.idle else recorder.glimpse(ctx, "interrupt", seen)
 
     def clear_interrupt(self) -> None:
         """The branch of IF_INTERRUPT is taken."""

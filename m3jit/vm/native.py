@@ -1,11 +1,13 @@
 """Entering and leaving compiled regions: binds registers to the frame of a region, runs it, writes registers back."""
 from __future__ import annotations
 
-import struct
 import threading
+from collections import deque
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, Callable, Mapping, Protocol, Sequence
+from itertools import repeat
+from operator import itemgetter, setitem
+from sys import getrefcount
+from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from m3jit.vm.region_streams import RegionStreams
 ALIGN = 64
 MAX_LAYOUTS = 6                 # frames are kept for this many combinations of dimensions per region
 BLOCK_STEP = 16                 # attention buffers grow in steps of this many blocks of 64 keys
+MAX_SPARE, SPARE_BYTES = 3, 1 << 22      # arrays for results are kept for so many entries, of so many bytes each
 NO_BUDGET = 2 ** 63 - 1
 STOP, BUDGET, EXIT, RETIRED = map(int, (FrameWord.STOP, FrameWord.BUDGET, FrameWord.EXIT, FrameWord.RETIRED))
 
@@ -142,10 +145,14 @@ class Guards:
 
 @dataclass(eq=False, slots=True)
 class Layout:
-    """A frame with everything filled in that depends on the dimensions alone, and its arena."""
+    """A frame with everything filled in that depends on the dimensions alone, and its arena.
+
+    words: the frame's.  known: the addresses of page tables that are in it, by state register."""
     frame: np.ndarray
     arena: np.ndarray
     call: Callable[[], int]
+    words: memoryview
+    known: dict[Any, Any]
     owner: list | None = None
 
 
@@ -167,16 +174,21 @@ class CompiledRegion:
                       if not (isinstance(k, tuple) and k[0] in ("kvlen", "cell"))]
         self.types += [(k, None) for k in sorted(region.function.nulls, key=repr)]
         self.guards = Guards(self.types)
+        self.equal = tuple(region.function.guards)       # dimensions
         self.cells = RegionCells(region.cells_in, region.cells_out)
         self.scalars = [s for s in region.scalars if s[0][0] != "kvlen"]
         self.integers, self.floats = (Picked([k for k, _, how in self.scalars if (how == "i64") is integer])
                                       for integer in (True, False))
-        self.integer_words, self.float_words = (np.array([w for _, w, how in self.scalars if (how == "i64") is integer],
-                                                         np.intp) for integer in (True, False))
+        self.integer_words, self.float_words = ([w for _, w, how in self.scalars if (how == "i64") is integer]
+                                                for integer in (True, False))
         self.streams = RegionStreams(region.kv, [(k[1], k[2], w) for k, w, _ in region.scalars if k[0] == "kvlen"],
                                      region.function.present)
         self.results = [(word, None if any(isinstance(d, Sym | DimExpr) for d in t.shape) else stored_shape(t, {}), t)
                         for word, t in region.outputs]           # word, shape where it is always the same, type
+        self.fixed: Any = None                   # words, shapes and dtypes of results that are used again
+        if self.results and all(shape is not None for _, shape, _ in self.results):
+            self.fixed = tuple(zip(*((word, shape, t.dtype.storage) for word, shape, t in self.results)))
+        self.spare: deque[Results] = deque()     # of fixed shapes, the one that was used last at the end
         self.ways: dict[int, Way] = {}           # by exit, made when first taken
         self.layouts: dict[tuple, list[Layout]] = {}
         self.lock = threading.Lock()
@@ -198,7 +210,7 @@ class CompiledRegion:
             return None
         if self.cells.states and not self.cells.match(regs, seen):
             return None
-        for a, b in self.region.function.guards:
+        for a, b in self.equal:
             if eval_dim(a, syms) != eval_dim(b, syms):
                 return None
         return syms
@@ -226,57 +238,54 @@ class CompiledRegion:
         for word, address in self._weights():
             frame[word] = address
         call = self.native.bind(frame, self.nthreads)
-        return Layout(frame, arena, call)
+        return Layout(frame, arena, call, memoryview(frame), {})
 
-    def run(self, regs: Registers, syms: dict[Sym, int], stop_address: int, budget: int = NO_BUDGET,
-            outputs: dict[int, np.ndarray] | None = None) -> tuple[ExitInfo | None, int]:
+    def run(self, regs: Registers, syms: dict[Sym, int], stop_address: int,
+            budget: int = NO_BUDGET) -> tuple[ExitInfo | None, int]:
         """Enter; returns (exit, retired instructions); exit None: abandoned, registers are unchanged.
 
         Registers are written back according to the exit taken."""
-        r = self.region
         try:
-            commits = self._reserve(regs, syms) if r.kv else {}
-            fresh = self._results(syms, outputs or {})
+            commits = self._reserve(regs, syms) if self.region.kv else {}
+            results = self._results(syms)
             layout = self._layout(syms)
+            words = layout.words
+            held = self.fill(layout.frame, words, regs, commits, layout.known, stop_address, budget)
         except MemoryError:                            # interpreted, the instruction at fault says what it needs
             return None, 0
-        frame = layout.frame
-        try:
-            held = self.fill(frame, regs, commits, stop_address, budget)
-        except MemoryError:
-            return None, 0
-        for word, a in fresh.items():
-            frame[word] = address_of(a)
+        put(words, results.words, results.addresses)
         layout.call()
-        left = self.leave(frame, regs, fresh, held, syms)
+        left = self.leave(words, regs, results.arrays, held, syms)
         layout.owner.append(layout)
+        if results.unused is not None and len(self.spare) < MAX_SPARE:
+            self.spare.append(results)
         return left
 
-    def fill(self, frame: np.ndarray, regs: Registers, commits: dict[Any, KVStream], stop_address: int,
-             budget: int) -> "Held":
-        """Put what a context brings into a frame.  The result keeps it alive; MemoryError: no room for its cells."""
-        r = self.region
+    def fill(self, frame: np.ndarray, words: memoryview, regs: Registers, commits: dict[Any, KVStream],
+             known: dict[Any, Any], stop_address: int, budget: int) -> "Held":
+        """Put what a context brings into a frame, whose words they are.  The result keeps it alive.  known: see
+        `RegionStreams.fill`.  MemoryError: no room for its cells."""
         cells = self.cells.enter(regs, frame) if self.cells.states else None
         if commits:
-            self.streams.fill(frame, commits)
+            self.streams.fill(frame, words, commits, known)
         alive = []
-        for k, word in r.pointers:
+        for k, word in self.region.pointers:
             t = regs.get(k)
             alive.append(t)
-            frame[word] = address_of(t.data)
-        for k, word, how in self.scalars:
-            v = regs.get(k)
-            frame[word] = v if how == "i64" else struct.unpack("<q", struct.pack("<d", v))[0]
-        frame[STOP] = stop_address
-        frame[BUDGET] = 1 if self.one_round else budget        # rows are reserved for one round
+            words[word] = address_of(t.data)
+        put(words, self.integer_words, regs.pick(self.integers))
+        if self.float_words:
+            frame.view(np.float64)[self.float_words] = regs.pick(self.floats)
+        words[STOP] = stop_address
+        words[BUDGET] = 1 if self.one_round else budget        # rows are reserved for one round
         return Held(alive, commits, cells)
 
     def fill_all(self, frames: np.ndarray, entries: Sequence[Any], commits: Sequence[dict[Any, KVStream]],
                  known: list[dict[Any, Any]]) -> list["Held"]:
         """`fill` for frames [contexts, words], of m3jit.vm.jit.Parked.  known: see `RegionStreams.fill_all`."""
         if self.cells.states:
-            return [self.fill(frame, e.regs, k, e.jit.stop_address, e.budget)
-                    for frame, e, k in zip(frames, entries, commits)]
+            return [self.fill(frame, memoryview(frame), e.regs, k, has, e.jit.stop_address, e.budget)
+                    for frame, e, k, has in zip(frames, entries, commits, known)]
         regs = [e.regs for e in entries]
         if self.region.kv:
             self.streams.fill_all(frames, commits, known)
@@ -294,15 +303,14 @@ class CompiledRegion:
         frames[:, BUDGET] = 1 if self.one_round else [e.budget for e in entries]
         return [Held(kept, k, None) for kept, k in zip(alive, commits)]
 
-    def leave(self, frame: np.ndarray, regs: Registers, fresh: Mapping[int, np.ndarray], held: "Held",
+    def leave(self, words: memoryview, regs: Registers, fresh: Mapping[int, np.ndarray], held: "Held",
               syms: dict[Sym, int]) -> tuple[ExitInfo | None, int]:
         """(exit, retired instructions) of a frame that was run, its registers written back; exit None: abandoned."""
-        number = int(frame[EXIT])
+        number, retired = words[EXIT], words[RETIRED]
         if number == ABANDONED:
             return None, 0
-        way = self.way(number)
-        retired = int(frame[RETIRED])
-        self.write_back(regs, way, way.numbers(frame[None])[0], fresh, held, syms, retired)
+        way = self.ways.get(number) or self.way(number)
+        self.write_back(regs, way, way.numbers_in(words), fresh, held, syms, retired)
         return way.info, retired
 
     def way(self, number: int) -> Way:
@@ -321,17 +329,35 @@ class CompiledRegion:
         states: dict[Any, Any] = way.streams(numbers, held.commits)
         if held.cells is not None:
             states |= held.cells.leave(way.info.stores)
-        regs.write(way, values, [(k, states[k]) for k in self.region.function.states if k in states], retired)
+        regs.write(way, values, [(k, states[k]) for k in self.region.function.states if k in states] if states else (),
+                   retired)
 
-    def _results(self, syms: dict[Sym, int], given: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Arrays for the tensors the region leaves behind, by frame word.  MemoryError: there is no room for them."""
-        return {word: given[word] if given.get(word) is not None else
-                new_array(shape if shape is not None else stored_shape(t, syms), t.dtype.storage)
-                for word, shape, t in self.results}
+    def _results(self, syms: dict[Sym, int]) -> "Results":
+        """Arrays for the tensors the region leaves behind.  MemoryError: there is no room for them."""
+        if self.fixed is None:
+            return Results([word for word, *_ in self.results],
+                           [new_array(shape if shape is not None else stored_shape(t, syms), t.dtype.storage)
+                            for word, shape, t in self.results])
+        found = self.spare.popleft() if self.spare else None
+        if found is not None and found.references() == found.unused:
+            return found                               # no tensor, no view and nobody else has any of them
+        words, shapes, dtypes = self.fixed
+        new = Results(words, [*map(new_array, shapes, dtypes)])
+        if sum(a.nbytes for a in new.arrays.values()) <= SPARE_BYTES:
+            new.unused = new.references()
+        if found is not None and len(self.spare) < MAX_SPARE - 1:      # a context has it still, and may let go of it
+            self.spare.append(found)
+        return new
 
     def _layout(self, syms: dict[Sym, int]) -> Layout:
         """A free frame for these dimensions; of rarely used dimensions only the newest few are kept."""
         key = tuple(syms.values())
+        free = self.layouts.get(key)
+        if free:
+            try:
+                return free.pop()
+            except IndexError:                         # another thread has it
+                pass
         with self.lock:
             free = self.layouts.get(key)
             if free is None:
@@ -349,6 +375,26 @@ class CompiledRegion:
         streams, blocks = self.streams.reserve(regs, syms)
         syms[KV_BLOCKS] = -(-blocks // BLOCK_STEP) * BLOCK_STEP
         return streams
+
+
+class Results:
+    """Arrays that take the tensors an entry leaves behind, by frame word.
+
+    unused: how often each of the arrays is referred to while nobody else has it; None: they are not used again."""
+    __slots__ = ("words", "arrays", "addresses", "unused")
+
+    def __init__(self, words: Sequence[int], made: list[np.ndarray]):
+        self.words, self.arrays, self.addresses = words, dict(zip(words, made)), [address_of(a) for a in made]
+        self.unused: list[int] | None = None
+
+    def references(self) -> list[int]:
+        """How often each of the arrays is referred to."""
+        return [*map(getrefcount, self.arrays.values())]
+
+
+def put(words: memoryview, places: Sequence[int], values: Iterable[int]) -> None:
+    """words[place] = value for each place, by one call into C."""
+    any(map(setitem, repeat(words), places, values))
 
 
 def appends_in_a_loop(f: Any) -> bool:

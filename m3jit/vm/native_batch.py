@@ -93,7 +93,7 @@ class Outcome:
         return int(self.frame[RETIRED])
 
     def leave(self) -> tuple[ExitInfo | None, int]:
-        return self.compiled.leave(self.frame, self.entry.regs, self.fresh, self.held, self.entry.syms)
+        return self.compiled.leave(memoryview(self.frame), self.entry.regs, self.fresh, self.held, self.entry.syms)
 
 
 class BatchedRegion:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from operator import itemgetter, setitem
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from m3jit.vm.region_streams import RegionStreams
 class Way:
     """One exit, its stores sorted by how the value is found.
 
-    keys: of everything but states, in the order of `values`.  general: the general registers, whose values `placed`
-    takes out of them, and `calls` (m3jit.vm.commit).  others: (key, place) of what else is written."""
+    calls, targets, names: of the stores (m3jit.vm.commit) of `values`, in their order, and of the context's `retired`
+    and `index` behind them.  kept: those of the values that are written anywhere (None: all).  index: of the
+    instruction where the exit goes on; -1: nobody has asked yet."""
 
     def __init__(self, info: ExitInfo, streams: RegionStreams, shapes: Mapping[int, tuple[int, ...]]):
         """shapes: of the arrays of tensors made, by word, where they are always the same."""
@@ -38,19 +39,25 @@ class Way:
         constants = [s for s in stores if s.how not in ("i64", "f64", "tensor", "input")]
         self.constants = [s.source for s in constants]
         self.integer_words, self.float_words = _words(integers), _words(floats)
-        self.keys = [s.key for s in (*constants, *integers, *floats)]
-        self.keys += [s.key for how in ("tensor", "input") for s in stores if s.how == how]
-        everything = [(key, i) for i, key in enumerate(self.keys)]
-        general = [(key[1], i) for key, i in everything if _is_general(key) and key[1] != 255]
-        self.general, places = [n for n, _ in general], [i for _, i in general]
-        self.placed = itemgetter(*places) if len(places) > 1 else lambda values: [values[i] for i in places]
-        self.calls = [setitem] * len(general)
-        self.others = [(key, i) for key, i in everything if not _is_general(key)]
+        self.pick_integers, self.index = picker(self.integer_words.tolist()), -1
+        keys = [s.key for s in (*constants, *integers, *floats)]
+        keys += [s.key for how in ("tensor", "input") for s in stores if s.how == how]
+        written = [i for i, key in enumerate(keys) if key != ("R", 255)]
+        self.kept = None if len(written) == len(keys) else picker(written)
+        places = [_place(keys[i]) for i in written] + [(setattr, 2, "retired"), (setattr, 2, "index")]
+        self.calls, places_in, self.names = zip(*places)
+        self.targets = picker(places_in)
         self.lengths: dict[Any, tuple[tuple[int, ...], np.ndarray]] = {}       # state register -> layers, their words
         for key in dict.fromkeys(s.key[1] for s in kv):
             words = {s.key[2]: s.word for s in kv if s.key[1] == key}
             layers = streams.in_order(key, words)
             self.lengths[key] = (layers, np.array([words[n] for n in layers], np.intp))
+        self.pick_lengths = [picker(words.tolist()) for _, words in self.lengths.values()]
+
+    def numbers_in(self, words: memoryview) -> "Numbers":
+        """What the frame of a context that took this exit holds."""
+        floats = np.frombuffer(words, np.float64)[self.float_words].tolist() if len(self.float_words) else ()
+        return self.pick_integers(words), floats, [pick(words) for pick in self.pick_lengths]
 
     def numbers(self, frames: np.ndarray) -> list["Numbers"]:
         """What the frames [contexts, words] of contexts that took this exit hold, one for each."""
@@ -61,7 +68,7 @@ class Way:
         return list(zip(integers, floats, zip(*lengths) if lengths else none))
 
     def values(self, regs: Any, numbers: "Numbers", fresh: Mapping[int, np.ndarray], syms: dict[Sym, int]) -> list[Any]:
-        """The values of `keys`; fresh: the arrays of the tensors made, by word."""
+        """The values of the exit's stores; fresh: the arrays of the tensors made, by word."""
         out = [*self.constants, *numbers[0]]
         if numbers[1]:                               # a register's NaN is the canonical one
             out += [v if v == v else NAN for v in numbers[1]]
@@ -85,11 +92,19 @@ class Way:
                 for (key, (layers, _)), rows in zip(self.lengths.items(), numbers[2])}
 
 
-Numbers = tuple[list[int], list[float], Sequence[list[int]]]          # integers, floats, rows of each stream's layers
+Numbers = tuple[Sequence[int], Sequence[float], Sequence[Sequence[int]]]  # integers, floats, rows of streams' layers
 
 
-def _is_general(key: Any) -> bool:
-    return isinstance(key, tuple) and key[0] == "R"
+def picker(places: Sequence[int]) -> Callable[[Any], tuple]:
+    """What takes the elements at these places out of a sequence, by one call into C where there are several."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return (lambda values: (values[places[0]],)) if places else lambda values: ()
+
+
+def _place(key: Any) -> tuple[Any, int, Any]:
+    """How a register is stored: setitem or setattr; in which of R, V and the context; index or name."""
+    return (setitem, "RV".index(key[0]), key[1]) if isinstance(key, tuple) else (setattr, 2, key)
 
 
 def _words(stores: list[Store]) -> np.ndarray:

@@ -4,6 +4,8 @@ A model has one layer of a stream for each of its own, so everything here is don
 """
 from __future__ import annotations
 
+from itertools import repeat
+from operator import setitem
 from typing import Any, Collection, Iterable, Sequence
 
 import numpy as np
@@ -25,7 +27,8 @@ class _Stream:
         self.most = max(self._rows) if self._fixed else None
         self.table_words = np.array([u.table_word for u in uses], np.intp)
         self.length_layers = tuple(layer for layer, _ in lengths)
-        self.length_words = np.array([word for _, word in lengths], np.intp)
+        self.length_places = [word for _, word in lengths]
+        self.length_words = np.array(self.length_places, np.intp)
         if self.length_layers == self.layers:
             self.length_layers = self.layers         # one object: streams recognise it
 
@@ -93,14 +96,18 @@ class RegionStreams:
             return self._most
         return max((max(use.rows(syms)) for use in self.streams.values()), default=1) or 1
 
-    def fill(self, frame: np.ndarray, reserved: dict[Any, KVStream]) -> None:
-        """Put the addresses of page tables and the lengths into a frame."""
+    def fill(self, frame: np.ndarray, words: memoryview, reserved: dict[Any, KVStream], known: dict[Any, Any]) -> None:
+        """Put the addresses of page tables and the lengths into a frame, whose words they are.  known: the addresses
+        it has already, by state register."""
         for key, use in self.streams.items():
             stream = reserved[key]
-            frame[use.table_words] = stream.table_addresses(use.layers)
-            if len(use.length_words):
+            addresses = stream.table_addresses(use.layers)
+            if known.get(key) is not addresses:          # they change with every 64th row
+                frame[use.table_words] = known[key] = addresses
+            if use.length_places:
                 length = stream.common_length(use.length_layers)
-                frame[use.length_words] = length if length is not None else stream.lengths(use.length_layers)
+                any(map(setitem, repeat(words), use.length_places,
+                        repeat(length) if length is not None else stream.lengths(use.length_layers)))
 
     def fill_all(self, frames: np.ndarray, reserved: Sequence[dict[Any, KVStream]],
                  known: list[dict[Any, Any]]) -> None:
@@ -109,7 +116,7 @@ class RegionStreams:
             streams = [r[key] for r in reserved]
             for frame, stream, has in zip(frames, streams, known):
                 addresses = stream.table_addresses(use.layers)
-                if has.get(key) is not addresses:        # they change with every 64th row
+                if has.get(key) is not addresses:
                     frame[use.table_words] = has[key] = addresses
             if len(use.length_words):
                 lengths = [stream.common_length(use.length_layers) for stream in streams]
