@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from m3jit.api.generated import Piece
-from m3jit.api.generation import LanguageModel, Settings
+from m3jit.api.generation import LanguageModel
 from m3jit.errors import M3Error, UserError
 from m3jit.serve import editing, embeddings, requests
 from m3jit.serve.engine import Busy, Engine, Fork, Job, Places, Stopping, Ticket, TooMany, ignore
@@ -169,7 +169,7 @@ class Service:
         asked = requests.chat_request(requests.parse(await self._body(request)))
         requests.same_model(asked.text.model, self.names)
         ids = await run_in_threadpool(self._prepare, lambda: self.model.chat_tokens(asked.messages, tools=asked.tools),
-                                      asked.text.settings)
+                                      "messages", asked.text)
         jobs = self._jobs([ids], asked.text, request.state.owner)
         reply = ChatReply(self.names[0], _seeds(jobs), len(ids), asked.names)
         return await self._answer(request, jobs, reply, asked.text.stream, asked.text.usage)
@@ -177,13 +177,17 @@ class Service:
     async def complete(self, request: Request) -> Response:
         asked = requests.completion_request(requests.parse(await self._body(request)))
         requests.same_model(asked.text.model, self.names)
-        prompts = [await run_in_threadpool(self._prepare, lambda p=p: self.model.prompt_tokens(p), asked.text.settings)
+        prompts = [await run_in_threadpool(self._prepare, lambda p=p: self.model.prompt_tokens(p), "prompt", asked.text)
                    for p in asked.prompts]
         jobs = self._jobs(prompts, asked.text, request.state.owner)
         echoes = [(p if isinstance(p, str) else self.model.decode(p)) if asked.echo else "" for p in asked.prompts
                   for _ in range(asked.text.choices)]
         reply = CompletionReply(self.names[0], _seeds(jobs), sum(map(len, prompts)), echoes)
-        return await self._answer(request, jobs, reply, asked.text.stream, asked.text.usage)
+        try:
+            return await self._answer(request, jobs, reply, asked.text.stream, asked.text.usage)
+        except TooMany as error:
+            field = "n" if asked.text.choices > 1 else "prompt"
+            raise ApiError(400, f"{field}: {error}", "invalid_value", field) from None
 
     async def edit_chat(self, request: Request) -> Response:
         return await self._edit(request, ChatReply.kind)
@@ -222,10 +226,13 @@ class Service:
                                 f"{self.limits.ending:g} s; send the same edit again in 5 s", "response_not_ended",
                            "id", {"Retry-After": "5"})
 
-    def _prepare(self, tokens: Callable[[], list[int]], settings: Settings) -> list[int]:
-        """The prompt's token ids; whatever is wrong with the request is said before it waits."""
-        ids = tokens()
-        self.model.check(len(ids), settings)
+    def _prepare(self, tokens: Callable[[], list[int]], field: str, asked: requests.TextRequest) -> list[int]:
+        """The token ids of a field's prompt; whatever is wrong with the request is said before it waits."""
+        with requests.about(field):
+            ids = tokens()
+            self.model.check(len(ids), replace(asked.settings, grammar=None))
+        with requests.about(asked.guide, f"{asked.guide}: "):
+            self.model.check(0, asked.settings)
         return ids
 
     def _jobs(self, prompts: Sequence[list[int]], asked: requests.TextRequest, owner: str) -> list[Job]:

@@ -17,7 +17,7 @@ from m3jit.api.spelling import spelled
 from m3jit.errors import UserError
 from m3jit.serve.engine import Fork, Job, Ticket, ignore
 from m3jit.serve.errors import ApiError
-from m3jit.serve.requests import MOST_CHOICES, Fields, wrong
+from m3jit.serve.requests import MOST_CHOICES, Fields, about, wrong
 
 MANY = 2 ** 31 - 1
 FIELDS = ("position", "text", "model", "choice", "stream", "stream_options", "n", "seed", "max_tokens",
@@ -53,7 +53,7 @@ def edit_request(fields: Fields) -> EditRequest:
                 fields.values.pop(name, None)
             fields.finish(FIELDS)
         raise wrong("position", expected.removesuffix(" is expected"), position)
-    inner = Fields(position)
+    inner = Fields(position, "position.")
     token = inner.whole("token", 0, MANY, None)
     before, after = (inner.text(n) if position.get(n) is not None else inner.take(n) for n in ("text", "after"))
     which = inner.whole("which", -MANY, MANY, None)
@@ -123,21 +123,23 @@ def plan(model: LanguageModel, original: Ticket, asked: EditRequest) -> Edit:
     place = _place(tokenizer, tokens, asked)
     injected = _injected(tokenizer, place, asked.text)
     made, most = place.tokens + len(injected), asked.max_tokens
+    field = "text" if asked.text else "position"       # what the answer is too long by
     if most is None and job.settings.max_tokens is not None:
         whole = job.settings.max_tokens + job.written
         most = whole - made
         if most < 1:
-            raise ApiError(400, f"text: with it the answer has {made} tokens, and its max_tokens are {whole}; give "
-                                "max_tokens for the rest", "invalid_value", "max_tokens")
+            raise ApiError(400, f"{field}: with it the answer has {made} tokens, and its max_tokens are {whole}; go "
+                                "further back, or give max_tokens for the rest", "invalid_value", field)
     seed = random[place.tokens] if asked.seed is None else asked.seed
     settings = replace(job.settings, seed=seed % 2 ** 64, max_tokens=most)
     kept = tuple(tokens[:place.tokens])
     _, limit, matcher = model.check(0, settings)
     if len(prompt) + made > limit:
-        raise ApiError(400, f"text: with it the response has {len(prompt) + made} tokens, the context holds "
-                       f"{limit}; go further back, or shorten the text", "invalid_value", "text")
+        raise ApiError(400, f"{field}: with it the response has {len(prompt) + made} tokens, the context holds "
+                       f"{limit}; go further back{', or shorten the text' * bool(asked.text)}", "invalid_value", field)
     if matcher is not None:
-        matcher.after_all([*kept, *injected])
+        with about(field, f"{field}: "):
+            matcher.after_all([*kept, *injected])
     begun = (*random[:place.tokens + 1], *[seed] * len(injected))
     return Edit(prompt, kept, injected, begun, settings)
 
@@ -147,13 +149,17 @@ def _place(tokenizer: Any, tokens: Sequence[int], asked: EditRequest) -> Place:
     if asked.token is not None:
         if asked.token > len(tokens):
             raise ApiError(400, f"position.token: {asked.token}, but the answer has {len(tokens)} tokens; give 0 to "
-                                f"{len(tokens)}", "invalid_place", "position")
+                                f"{len(tokens)}", "invalid_place", "position.token")
         return Place(asked.token)
     wanted, text = asked.before if asked.before is not None else asked.after, TokenText(tokenizer, tokens)
+    field = "position.text" if asked.before is not None else "position.after"
     try:
-        at = text.find(wanted, asked.which, "text" if asked.before is not None else "after")   # type: ignore[arg-type]
+        at = text.find(wanted, asked.which, field)     # type: ignore[arg-type]
     except UserError as error:
-        raise ApiError(400, f"position: {error}", "invalid_place", "position") from None
+        said = str(error).removeprefix(f"{field}: ")
+        if said.startswith("which: "):
+            field, said = "position.which", said.removeprefix("which: ")
+        raise ApiError(400, f"{field}: {said}", "invalid_place", field) from None
     return text.place(at if asked.before is not None else at + len(wanted))        # type: ignore[arg-type]
 
 
@@ -166,4 +172,5 @@ def _injected(tokenizer: Any, place: Place, text: str) -> tuple[int, ...]:
             spelled(tokenizer, text)                   # says what is wrong with it alone
         return tuple(spelled(tokenizer, place.rest + text))
     except UserError as error:
-        raise ApiError(400, "text: " + str(error).removeprefix("inject: "), "invalid_text", "text") from None
+        field = "text" if text else "position"         # then it is what a token was cut to
+        raise ApiError(400, f"{field}: " + str(error).removeprefix("inject: "), "invalid_text", field) from None

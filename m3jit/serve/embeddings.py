@@ -11,7 +11,7 @@ import numpy as np
 from m3jit.api.embedding import Embedder, load_embedder
 from m3jit.serve.engine import Busy
 from m3jit.serve.errors import ApiError
-from m3jit.serve.requests import Fields, prompts_of
+from m3jit.serve.requests import Fields, prompts_of, wrong
 
 MOST_TEXTS = 2048
 
@@ -31,7 +31,7 @@ def embedding_request(fields: Fields) -> EmbeddingRequest:
     texts = prompts_of("input", fields.take("input"))
     form = fields.take("encoding_format", "float")
     if form not in ("float", "base64"):
-        raise ApiError(400, 'encoding_format: "float" or "base64" is expected', "invalid_value", "encoding_format")
+        raise wrong("encoding_format", '"float" or "base64"', form)
     dimensions = fields.whole("dimensions", 1, 1 << 20, None)
     fields.finish()
     if len(texts) > MOST_TEXTS:
@@ -85,8 +85,8 @@ def _check_ids(ids: list[int], embedder: Embedder, number: int) -> None:
     vocabulary = embedder.model.tensor("token_embd.weight").shape[0]
     wrong = next((t for t in ids if not 0 <= t < vocabulary), None)
     if wrong is not None:
-        raise ApiError(400, f"text {number}: token {wrong} is outside the vocabulary of {vocabulary}", "invalid_value",
-                       "input")
+        raise ApiError(400, f"input: text {number}: token {wrong} is outside the vocabulary of {vocabulary}",
+                       "invalid_value", "input")
 
 
 def _encoded(vector: np.ndarray, as_base64: bool) -> str | list[float]:

@@ -5,10 +5,11 @@ A field that would change the answer and is not supported is refused by name; fi
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, Mapping, Sequence
 
 from m3jit.api.generation import Settings
 from m3jit.api.stop_strings import check_stops
@@ -25,6 +26,18 @@ LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "pro
 NEUTRAL: dict[str, Any] = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "best_of": 1, "suffix": "",
                            "modalities": ["text"], "functions": [], "function_call": "none"}
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+
+
+@contextlib.contextmanager
+def about(field: str, prefix: str = "") -> Iterator[None]:
+    """What is wrong inside is wrong with this field.  prefix: what the message begins with, unless it does."""
+    try:
+        yield
+    except UserError as error:
+        if error.exit_code not in (1, 2):
+            raise
+        said = str(error)
+        raise ApiError(400, said if said.startswith(prefix) else prefix + said, "invalid_value", field) from None
 
 
 def parse(body: bytes) -> "Fields":
@@ -53,10 +66,12 @@ def wrong(name: str, expected: str, value: Any) -> ApiError:
 
 
 class Fields:
-    """The fields of a request; each is taken once, and `finish` refuses what nobody took."""
+    """The fields of a request; each is taken once, and `finish` refuses what nobody took.
 
-    def __init__(self, values: Mapping[str, Any]):
-        self.values = dict(values)
+    inside: the field that has these, with a dot behind it; errors name them so."""
+
+    def __init__(self, values: Mapping[str, Any], inside: str = ""):
+        self.values, self.inside = dict(values), inside
 
     def take(self, name: str, default: Any = None) -> Any:
         """Any value; null counts as absent."""
@@ -66,20 +81,20 @@ class Fields:
     def text(self, name: str) -> str:
         value = self.take(name)
         if not isinstance(value, str):
-            raise wrong(name, "a string", value)
+            raise wrong(self.inside + name, "a string", value)
         return value
 
     def flag(self, name: str) -> bool:
         value = self.take(name, False)
         if not isinstance(value, bool):
-            raise wrong(name, "true or false", value)
+            raise wrong(self.inside + name, "true or false", value)
         return value
 
     def number(self, name: str, low: float, high: float, default: float) -> float:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or \
                 not low <= value <= high:
-            raise wrong(name, f"a number from {low:g} to {high:g}", value)
+            raise wrong(self.inside + name, f"a number from {low:g} to {high:g}", value)
         return float(value)
 
     def whole(self, name: str, low: int, high: int, default: int | None) -> int | None:
@@ -89,7 +104,7 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise wrong(name, f"a whole number from {low} to {high}", value)
+            raise wrong(self.inside + name, f"a whole number from {low} to {high}", value)
         return value
 
     def finish(self, known: Sequence[str] = ()) -> None:
@@ -103,7 +118,8 @@ class Fields:
                     continue
                 raise ApiError(400, f"{name}: is not supported; leave it out", "unsupported_parameter", name)
             hint = suggest(name, known)
-            raise ApiError(400, f"{brief(name)}: no such field{'; ' * bool(hint)}{hint}", "unknown_parameter", name)
+            raise ApiError(400, f"{self.inside}{brief(name)}: no such field{'; ' * bool(hint)}{hint}",
+                           "unknown_parameter", self.inside + name)
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,7 @@ class TextRequest:
     choices: int                        # texts for each prompt
     stream: bool
     usage: bool                         # a stream ends with a chunk of its own for the usage
+    guide: str = "response_format"      # the field that the grammar is from
 
 
 def text_request(fields: Fields, logprobs: int | None, grammar: Grammar | None, max_tokens: int | None) -> TextRequest:
@@ -161,6 +178,8 @@ def chat_request(fields: Fields) -> ChatRequest:
     old = fields.whole("max_tokens", 1, 2 ** 31 - 1, None)
     limit = fields.whole("max_completion_tokens", 1, 2 ** 31 - 1, old)
     text = text_request(fields, (top or 0) if wanted else None, grammar or call, limit)
+    if call is not None:
+        text = replace(text, guide="tool_choice")
     fields.finish()
     return ChatRequest(text, messages, tools, names)
 
@@ -184,8 +203,7 @@ def _tools(value: Any) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or \
                 tool.get("type") != "function":
-            raise ApiError(400, f'tools[{i}]: {{"type": "function", "function": {{"name": ...}}}} is expected',
-                           "invalid_value", f"tools[{i}]")
+            raise wrong(f"tools[{i}]", '{"type": "function", "function": {"name": ...}}', tool)
         names.append(function["name"])
     return value, tuple(names)
 
@@ -202,8 +220,7 @@ def _tool_choice(choice: Any, tools: list[dict[str, Any]], names: tuple[str, ...
     else:
         function = choice.get("function") if isinstance(choice, dict) else None
         if not isinstance(function, dict) or function.get("name") not in names:
-            raise ApiError(400, 'tool_choice: "auto", "none", "required" or one of the tools is expected',
-                           "invalid_value", "tool_choice")
+            raise wrong("tool_choice", '"auto", "none", "required" or one of the tools', choice)
         wanted = (function["name"],)
     if not wanted:
         raise ApiError(400, "tool_choice: asks for a call, but there are no tools", "invalid_value", "tool_choice")

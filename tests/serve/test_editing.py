@@ -284,24 +284,30 @@ def test_what_cannot_be_edited(server):
             ({"position": {"token": 31}}, "invalid_place",
              "position.token: 31, but the answer has 30 tokens; give 0 to 30"),
             ({"position": {"token": -1}}, "invalid_value",
-             "token: a whole number from 0 to 2147483647 is expected, got -1"),
-            ({"position": {"text": "Xanadu"}}, "invalid_place", "'Xanadu' is not in the text"),
+             "position.token: a whole number from 0 to 2147483647 is expected, got -1"),
+            ({"position": {"text": "Xanadu"}}, "invalid_place", "position.text: 'Xanadu' is not in the text"),
+            ({"position": {"after": "Xanadu"}}, "invalid_place", "position.after: 'Xanadu' is not in the text"),
             ({"position": {"text": letter}}, "invalid_place",
              f"'{letter}' is in the text {text.count(letter)} times: 1:"),
-            ({"position": {"text": letter, "which": 99}}, "invalid_place", "which: 99, but"),
+            ({"position": {"text": letter, "which": 99}}, "invalid_place", "position.which: 99, but"),
             ({"position": {"text": ""}}, "invalid_place", "a text of the answer is expected, got ''"),
-            ({"position": {"text": 3}}, "invalid_value", "text: a string is expected, got 3"),
+            ({"position": {"text": 3}}, "invalid_value", "position.text: a string is expected, got 3"),
             ({}, "invalid_value", 'position: an object with "token", "text" or "after" is expected, got null'),
             ({"position": {"token": 1, "text": "a"}}, "invalid_value", "one of them"),
             ({"position": {"token": 1, "which": 1}}, "invalid_value", '"which" only with a text'),
-            ({"position": {"place": 1}}, "unknown_parameter", "place: no such field"),
+            ({"position": {"place": 1}}, "unknown_parameter", "position.place: no such field"),
+            ({"position": {"token": 30}}, "invalid_value", "position: with it the answer has 30 tokens, and its "
+             "max_tokens are 30; go further back, or give max_tokens for the rest"),
             ({"position": {"token": 1}, "text": 4}, "invalid_value", "text: a string is expected, got 4"),
             ({"position": {"token": 1}, "what": 4}, "unknown_parameter", "what: no such field"),
-            ({"position": {"token": 29}, "text": " and so on"}, "invalid_value", "max_tokens are 30; give max_tokens"),
+            ({"position": {"token": 29}, "text": " and so on"}, "invalid_value",
+             "max_tokens are 30; go further back, or give max_tokens"),
             ({"position": {"token": 1}, "text": "a " * 600, "max_tokens": 5}, "invalid_value", "the context holds 512"),
             ({"position": {"token": 1}, "n": 17}, "invalid_value", "n: a whole number from 1 to 16")]:
         status, found_code, said = refused(server, name, **body)
         assert (status, found_code) == (400, code) and message in said, (body, said)
+        error = server.post(f"{PLAIN}/{name}/edit", body)[1]["error"]
+        assert error["message"].startswith(f"{error['param']}: ")
     assert refused(server, name, position={"token": 1}, model="other")[0] == 404
     status, code, said = refused(server, "cmpl-none", position={"token": 0})
     assert (status, code) == (404, "response_not_found") and "no such response" in said
@@ -320,7 +326,7 @@ def test_an_edit_that_fills_the_context_exactly(server):
         "go further back, or shorten the text")
     for name in ("text", "after"):
         words = refused(server, found["id"], position={name: ""})[2]
-        assert words == f"position: {name}: a text of the answer is expected, got ''"
+        assert words == f"position.{name}: a text of the answer is expected, got ''"
 
 
 def test_text_that_does_not_tokenise(server, monkeypatch):

@@ -55,7 +55,13 @@ WRONG = [
     (CHAT, chat_body(response_format={"type": "json_schema"}), 400, "json_schema.schema is expected"),
     (CHAT, chat_body(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}), 400,
      "Invalid type: thing"),
-    (CHAT, chat_body(response_format={"type": "regex", "regex": "((("}), 400, "regex: "),
+    (CHAT, chat_body(response_format={"type": "regex", "regex": "((("}), 400, "response_format: regex: "),
+    (CHAT, chat_body(response_format={"type": "grammar", "grammar": "x", "syntax": "c"}), 400,
+     "response_format: no kind of grammar 'c'"),
+    (CHAT, chat_body(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "thing"}}}],
+                     tool_choice="required"), 400, "tool_choice: json_schema: Invalid type: thing"),
+    (CHAT, chat_body(tools=[5]), 400, 'tools[0]: {"type": "function", "function": {"name": ...}} is expected, got 5'),
+    (CHAT, chat_body(tool_choice="x"), 400, 'or one of the tools is expected, got "x"'),
 ]
 
 
@@ -64,6 +70,10 @@ def test_wrong_requests(server, path, body, status, message):
     found, answer = server.post(path, body)
     assert found == status and message in answer["error"]["message"]
     assert set(answer["error"]) == {"message", "type", "param", "code"} and server.idle()
+    param, said = answer["error"]["param"], answer["error"]["message"]
+    named = re.match(r"([a-z_0-9.\[\]]+): ", said)
+    assert named is None or param == named[1], "the field that the words name is the one that is wrong"
+    assert param is not None or said.startswith("the body")
 
 
 def test_wrong_paths(server):
@@ -190,11 +200,13 @@ def test_client_gets_vectors(client):
 @pytest.mark.parametrize("body, message", [
     ({}, "input: a text, token ids"), ({"input": [""]}, "text 1: a text without tokens"),
     ({"input": ["a", "a " * 999]}, "text 2: the text has"), ({"input": ["a"] * 2049}, "2049 texts; at most 2048"),
-    ({"input": "a", "encoding_format": "hex"}, "encoding_format"), ({"input": "a", "dimensions": 7}, "not 7"),
+    ({"input": "a", "encoding_format": "hex"},
+     'encoding_format: "float" or "base64" is expected, got "hex"'), ({"input": "a", "dimensions": 7}, "not 7"),
     ({"input": [[99999]]}, "99999")], ids=lambda value: str(value)[:40])
 def test_wrong_vectors(server, body, message):
     status, found = server.post(EMBED, {"model": "default", **body})
     assert status == 400 and message in found["error"]["message"]
+    assert found["error"]["param"] == next(reversed(body), "input") or message.startswith("text ")
 
 
 def test_waiting_for_vectors_is_bounded(server):

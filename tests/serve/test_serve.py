@@ -221,6 +221,8 @@ def test_more_choices_than_fit_are_refused_whole(model):
         status, found = server.post(PLAIN, {"model": "default", "prompt": "She", "n": 3})
         assert status == 400 and server.idle() and "n: 3 texts in one request" in found["error"]["message"]
         assert "this server has 2 places (--batch 1 and --queue 1); ask for 2 at most" in found["error"]["message"]
+        found = server.post(PLAIN, {"model": "default", "prompt": ["She"] * 3})[1]["error"]
+        assert found["param"] == "prompt" and found["message"].startswith("prompt: 3 texts in one request")
         gate = Gate(server.engine)
         with ThreadPoolExecutor(1) as pool:
             one = pool.submit(server.text)
