@@ -20,6 +20,7 @@ from typing import BinaryIO, Callable
 
 import numpy as np
 
+from m3jit import cache_files
 from m3jit.isa.cells import tiled
 from m3jit.ir.weight_check import warn_where_not_finite
 from m3jit.isa.types import Tensor
@@ -32,7 +33,6 @@ HEADER = 64
 LIMIT_BYTES = 16 << 30                      # of all layout files together; the oldest go first
 CHECKED_BYTES = 1 << 20                     # weights used as they are that are looked through for NaN and infinities
 PIECE_BYTES = 4 << 20                       # packed at a time: written, not mapped, so that they are not memory in use
-TRIM_EVERY = 64                             # files made between two looks at the total size
 
 
 class _Pieces:
@@ -68,7 +68,6 @@ class WeightStore:
         self.root = root if root is not None else base / "weights" if base is not None else None
         self._held: weakref.WeakKeyDictionary[Tensor, dict[str, np.ndarray]] = weakref.WeakKeyDictionary()
         self.lock = threading.Lock()
-        self.packed_now = 0
         self.progress = progress
 
     @property
@@ -122,7 +121,6 @@ class WeightStore:
         found = self._map(path, head, nbytes)
         if found is not None:
             return found
-        self.packed_now += 1
         warn_where_not_finite(t)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +140,7 @@ class WeightStore:
         found = self._map(path, head, nbytes)
         if found is None:
             return layout.repack(t.dtype, raw, rows, cols)
-        if self.packed_now % TRIM_EVERY == 1:
+        if cache_files.look_now(name):
             self.trim()
         return found
 
@@ -160,14 +158,7 @@ class WeightStore:
         return None
 
     def trim(self, limit: int = LIMIT_BYTES) -> int:
-        """Remove the least recently used files until the directory holds at most `limit` bytes; bytes removed."""
+        """Remove least recently used files if the directory holds more than `limit` bytes; the bytes removed."""
         if self.root is None:
             return 0
-        files = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in self.root.glob("*/*.bin")), reverse=True)
-        total = removed = 0
-        for _, size, path in files:
-            total += size
-            if total > limit:
-                path.unlink(missing_ok=True)
-                removed += size
-        return removed
+        return cache_files.trim(self.root, limit, ".bin")

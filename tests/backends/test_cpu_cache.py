@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import subprocess
 import sys
@@ -93,6 +94,15 @@ def test_least_recently_used_files_go_first(tmp_path):
     kept = {path.name for _, _, path in cache.entries()}
     assert sum(size for _, size, _ in cache.entries()) <= 10_000
     assert f"{3:040x}" in kept and f"{19:040x}" in kept and f"{0:040x}" not in kept
+
+
+def test_one_file_in_64_has_the_cache_looked_through(tmp_path, monkeypatch):
+    """Whoever makes it: a process that compiles a few functions does not pay for all that others left."""
+    looks = []
+    monkeypatch.setattr(DiskCache, "trim", lambda cache: looks.append(cache))
+    for i in range(320):
+        DiskCache(tmp_path).store(hashlib.blake2b(bytes([i % 256, i // 256]), digest_size=16).hexdigest(), b"code")
+    assert 1 <= len(looks) <= 15 and len(DiskCache(tmp_path).entries()) == 320
 
 
 _PROCESS = """

@@ -3,6 +3,7 @@ in."""
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 
 import numpy as np
@@ -46,6 +47,19 @@ def test_a_file_is_written_at_multiples_of_a_piece(monkeypatch, nbytes):
     pieces.flush()
     assert b"".join(written) == b"head" + data.tobytes()
     assert [len(w) for w in written[:-1]] == [64] * (len(written) - 1)
+
+
+def test_the_oldest_files_go_when_there_are_too_many_bytes(tmp_path):
+    (tmp_path / "ab").mkdir()
+    for age in range(8):
+        for ending in ("bin", "txt"):
+            file = tmp_path / "ab" / f"{age}.{ending}"
+            file.write_bytes(bytes(100))
+            os.utime(file, (1000 - age, 1000 - age))
+    store = WeightStore(tmp_path)
+    assert store.trim(800) == 0 and store.trim(799) == 200      # to 7/8 of the limit
+    assert sorted(f.stem for f in tmp_path.rglob("*.bin")) == ["0", "1", "2", "3", "4", "5"]
+    assert len(list(tmp_path.rglob("*.txt"))) == 8, "what is not the cache's stays"
 
 
 @pytest.mark.parametrize("how", ["raw", "R16"])

@@ -13,6 +13,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from m3jit import cache_files
 from m3jit.errors import UserError
 from m3jit.new_file import NewFile
 from m3jit.paths import cache_root
@@ -20,7 +21,6 @@ from m3jit.paths import cache_root
 _MAGIC = b"m3jitobj1"
 _DIGEST = 16
 _DEFAULT_MB = 512
-_TRIM_EVERY = 64           # stores between two looks at the total size
 
 
 def default_directory() -> Path | None:
@@ -49,7 +49,6 @@ class DiskCache:
         self.limit = limit_bytes if limit_bytes is not None else _limit_bytes()
         self.reason = "" if self.directory is not None else "M3JIT_CACHE_DIR is empty"
         self.corrupt = 0
-        self._stores = 0
 
     @classmethod
     def off(cls) -> "DiskCache":
@@ -99,37 +98,19 @@ class DiskCache:
         except OSError as e:
             self.reason = f"{self.directory}: {e.strerror or e}"
             return
-        self._stores += 1
-        if self._stores % _TRIM_EVERY == 1:
+        if cache_files.look_now(key):
             self.trim()
 
     def entries(self) -> list[tuple[float, int, Path]]:
         """(time of last use, bytes, path) of every file; files that vanish meanwhile are left out."""
-        found = []
-        if self.directory is None or not self.directory.is_dir():
-            return found
-        for folder in os.scandir(self.directory):
-            if not folder.is_dir():
-                continue
-            try:
-                for f in os.scandir(folder.path):
-                    s = f.stat()
-                    found.append((s.st_mtime, s.st_size, Path(f.path)))
-            except OSError:
-                continue
-        return found
+        if self.directory is None:
+            return []
+        return [(age, size, Path(path)) for age, size, path in cache_files.files_below(self.directory)]
 
     def trim(self) -> None:
         """Removes least recently used files until the total is below 7/8 of the limit, if it exceeds the limit."""
-        entries = sorted(self.entries(), key=lambda e: (e[0], e[2].name))
-        total = sum(size for _, size, _ in entries)
-        if total <= self.limit:
-            return
-        for _, size, path in entries:
-            if total <= self.limit * 7 // 8:
-                break
-            _remove(path)
-            total -= size
+        if self.directory is not None:
+            cache_files.trim(self.directory, self.limit)
 
     def clear(self) -> None:
         for _, _, path in self.entries():
