@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +48,16 @@ def test_a_file_is_written_at_multiples_of_a_piece(monkeypatch, nbytes):
     pieces.flush()
     assert b"".join(written) == b"head" + data.tobytes()
     assert [len(w) for w in written[:-1]] == [64] * (len(written) - 1)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without large pages")
+def test_files_are_asked_for_in_large_pages(tmp_path):
+    dtype = DTYPES["Q8_0"]
+    tensor = Tensor.blocks(dtype, (32, 64), np.zeros((32, dtype.row_bytes(64)), np.uint8))
+    kept = WeightStore(tmp_path).array(tensor, "R16")
+    about = Path("/proc/self/smaps").read_text().split(str(tmp_path), 1)[1]
+    flags = next(line for line in about.splitlines() if line.startswith("VmFlags:"))
+    assert "hg" in flags.split(), (flags, kept.size)
 
 
 def test_the_oldest_files_go_when_there_are_too_many_bytes(tmp_path):
