@@ -81,7 +81,7 @@ class MachineState:
          scheduler.turns) = self._scheduler
         by_id = {ctx.id: ctx for ctx, _ in self._contexts}
         scheduler.contexts = {number: by_id[number] for number in order}
-        vm._cut = self._cut
+        vm._cut, vm._slicing = self._cut, None
         vm.memory.shared = self._shared.share()
         for ring in vm.rings.values():                 # one that was made later is as good as none while it is empty
             ring.items, ring.base, ring.taken, ring.dropped, ring.closed = deque(), 0, 0, 0, False

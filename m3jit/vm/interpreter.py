@@ -280,7 +280,7 @@ class Interpreter:
                     index = nxt
                     continue
                 if nxt == SLOW:
-                    ctx.retired, ctx.budget = start + n, budget - n
+                    ctx.index, ctx.retired, ctx.budget = index, start + n, budget - n
                     in_slow = True
                     index = slow[index](ctx)
                     in_slow = False
@@ -299,8 +299,8 @@ class Interpreter:
                 if n >= budget or stop.raised:
                     break
         except BaseException as e:
-            if not in_slow:
-                ctx.retired = start + n
+            if not in_slow:                # before a call: Ctrl-C may come as it begins
+                ctx.index, ctx.retired = index, start + n
             self._failed(ctx, index, e, start + n)
             return True
         ctx.index, ctx.retired = index, start + n
@@ -343,13 +343,13 @@ class Interpreter:
     def _run_profiled(self, ctx: Context, budget: int) -> bool:
         """As `run`, counting instructions and nanoseconds per instruction, and telling `watch` of slow ones."""
         counts, times, clock = self.counts, self.times, time.perf_counter_ns
-        start = ctx.retired
+        start, known = ctx.retired, len(self.image.instructions)
         ctx.leave = False
         while True:
-            i, before = ctx.index, ctx.retired
+            i, before, timed = ctx.index, ctx.retired, counts is None
             ctx.budget = budget - (before - start)
-            began = clock()
             try:
+                began = clock()
                 nxt = self.handlers[i](ctx)
                 if nxt == SLOW:
                     nxt = self.slow[i](ctx)
@@ -358,15 +358,16 @@ class Interpreter:
                     ctx.retired += 1
                     polls = (nxt if nxt >= 0 else -2 - nxt) in self.heads if nxt <= i else False
                 ctx.index = nxt if nxt >= 0 else -2 - nxt
+                ended = clock()
+                if not timed and i < known:
+                    counts[i], times[i], timed = counts[i] + 1, times[i] + ended - began, True
+                if self.watch is not None and self.handlers[i] is _slow:
+                    self.watch(ctx, i, began, ended)
             except BaseException as e:
+                if ctx.retired != before and not timed:          # Ctrl-C came when it was done
+                    counts[i], times[i] = counts[i] + 1, times[i] + clock() - began
                 self._failed(ctx, i, e, before)
                 return True
-            ended = clock()
-            if counts is not None and i < len(counts):
-                counts[i] += 1
-                times[i] += ended - began
-            if self.watch is not None and self.handlers[i] is _slow:
-                self.watch(ctx, i, began, ended)
             if ctx.leave or self.stop.raised or polls and ctx.retired - start >= budget:
                 return polls
 

@@ -329,7 +329,7 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
 
     def yield_turn(self) -> None:
         """Let the other ready contexts of this priority run first."""
-        self.vm.scheduler.yield_turn(self.ctx)
+        self.stores += self.vm.scheduler.yielding(self.ctx)
         self.ctx.leave = True
 
     # -- clock, trace, notes ----------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ An event belongs to a context and the number of instructions that context had co
 """
 from __future__ import annotations
 
+from functools import partial
+from operator import call
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Protocol
 
 from m3jit.errors import Deadlock, Divergence, Interrupted, LimitError, OperandError, SinkClosed, StreamError, \
@@ -121,6 +123,9 @@ class Recorder:
         self.goes_on, self.echo = goes_on, echo
         self.idle = self.log is None and self.tape is None
         self.waits = 0                                 # instructions so far that were begun and not completed
+        self._stumbled: Any = None                     # the wait or trap of the newest of them
+        self._over: Any = None                         # the wait that ended last
+        self._append: Callable[[Event], Any] = self.log.append if self.log is not None else lambda event: None
         self.end: int | None = None                    # instructions of all contexts after which the recorded run ended
         self.ended_by_itself = False                   # .. and whether nothing from outside did it
         self.wants_digest: Callable[[], bool] | None = None     # recording: asked before each output
@@ -232,28 +237,32 @@ class Recorder:
 
     # -- waits ------------------------------------------------------------------------------------------------------
     def stumbled(self, ctx: Context) -> None:
-        """An instruction was begun and not completed: the context waits, or it trapped."""
-        if self.idle:
+        """An instruction was begun and not completed: the context waits, or it trapped.  Called again for the same wait
+        or trap (Ctrl-C came before) it does what is left."""
+        why = ctx.trap or ctx.waiting_for
+        if self.idle or why is self._stumbled:
             return
-        self.waits += 1
-        if not external(ctx):
-            return
-        if not self.replaying:
-            self._note(ctx, "block", ctx.waiting_for.what)
-            return
-        event = self.tape.peek()
-        if event is None or event[:3] != (ctx.id, ctx.retired, "block"):
-            raise self._diverged(ctx, f"waits for {ctx.waiting_for.what}, where the recorded run did not")
-        self.tape.take()
+        steps: list[Callable[[], Any]] = [partial(setattr, self, "waits", self.waits + 1),
+                                          partial(setattr, self, "_stumbled", why)]
+        if external(ctx):
+            if not self.replaying:
+                steps.insert(0, partial(self._append, Event(ctx.id, ctx.retired, "block", why.what)))
+            else:
+                event = self.tape.peek()
+                if event is None or event[:3] != (ctx.id, ctx.retired, "block"):
+                    raise self._diverged(ctx, f"waits for {ctx.waiting_for.what}, where the recorded run did not")
+                steps.append(self.tape.take)
+        list(map(call, steps))                         # in one call into C, but for a log or tape in Python
 
     def woken(self, ctx: Context) -> None:
-        """A wait for the outside ended."""
-        if self.idle:
+        """A wait for the outside ended.  Called again for the same wait (Ctrl-C came before) it does nothing."""
+        if self.idle or ctx.waiting_for is self._over:
             return
         if self.replaying:
-            self.tape.take()                           # `_due` looked at it
+            step: Callable[[], Any] = self.tape.take   # `_due` looked at it
         else:
-            self._note(ctx, "wake", self._moment)
+            step = partial(self._append, Event(ctx.id, ctx.retired, "wake", self._moment))
+        list(map(call, (step, partial(setattr, self, "_over", ctx.waiting_for))))
 
     def _due(self, ctx: Context) -> bool:
         """Did the wait end here in the recorded run?"""

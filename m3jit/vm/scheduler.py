@@ -53,19 +53,19 @@ class Scheduler:
         ctx.order = self._order
         ctx.virtual_deadline = ctx.virtual_time + QUANTUM
 
-    def charge(self, ctx: Context, retired: int) -> None:
-        """Account for a slice."""
-        now = ctx.virtual_time = ctx.virtual_time + retired
-        self._used += retired
-        ctx.order = self._order = self._order + 1      # as `enqueue`
-        ctx.virtual_deadline = now + QUANTUM
+    def charging(self, ctx: Context, retired: int) -> list[Store]:
+        """The stores (m3jit.vm.commit) that account for a slice."""
+        now, order = ctx.virtual_time + retired, self._order + 1
+        return [attribute(self, "_used", self._used + retired), attribute(self, "_order", order),
+                attribute(ctx, "order", order), attribute(ctx, "virtual_time", now),
+                attribute(ctx, "virtual_deadline", now + QUANTUM)]         # as `enqueue`
 
-    def yield_turn(self, ctx: Context) -> None:
-        """Let every ready context of the same priority go first."""
+    def yielding(self, ctx: Context) -> list[Store]:
+        """The stores (m3jit.vm.commit) that let every ready context of the same priority go first."""
         peers = [c.virtual_time for c in self._going() if c.urgency == ctx.urgency]
-        ctx.virtual_time = max(peers, default=ctx.virtual_time)
-        self._current = None
-        self.enqueue(ctx)
+        now, order = max(peers, default=ctx.virtual_time), self._order + 1
+        return [attribute(self, "_current", None), attribute(self, "_order", order), attribute(ctx, "order", order),
+                attribute(ctx, "virtual_time", now), attribute(ctx, "virtual_deadline", now + QUANTUM)]
 
     def ready(self) -> list[Context]:
         """Contexts that can run, waking those whose wait is over."""
@@ -78,16 +78,13 @@ class Scheduler:
         """End a wait; the context gets no credit for the time it slept."""
         if self.woken is not None and ctx.waiting_for.external:
             self.woken(ctx)
-        ctx.status, ctx.waiting_for = READY, None
-        ctx.quiet_until = 0
+        stores = [*self.resuming(ctx), attribute(ctx, "quiet_until", 0)]
         if self._current is ctx:                       # whether everybody slept meanwhile makes no difference
-            self._current = None
-        others = [c.virtual_time for c in self.contexts.values() if c.status == READY and c is not ctx]
-        ctx.virtual_time = max(ctx.virtual_time, min(others, default=0))
-        self.enqueue(ctx)
+            stores.append(attribute(self, "_current", None))
+        commit(stores)
 
     def resuming(self, ctx: Context) -> list[Store]:
-        """The stores (m3jit.vm.commit) that end a wait because another context says so."""
+        """The stores (m3jit.vm.commit) that end a wait."""
         others = [c.virtual_time for c in self.contexts.values() if c.status == READY and c is not ctx]
         now, order = max(ctx.virtual_time, min(others, default=0)), self._order + 1
         return [attribute(ctx, "status", READY), attribute(ctx, "waiting_for", None),

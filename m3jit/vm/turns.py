@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from m3jit.errors import Deadlock, Interrupted, LimitError, Trap
-from m3jit.vm.commit import attribute
+from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import DONE, KILLED, PARKED, READY, TRAPPED, WAITING, Context
 from m3jit.vm.entering import Entered, Timed, without
 from m3jit.vm.interpreter import BrokenOff
@@ -54,8 +54,7 @@ class Turns:
         self.seconds = 0.0
 
     def _loop(self, until: Callable[[], bool]) -> None:
-        self.broken_off = None
-        self._see_ends()
+        self._take_up()
         while not until():
             turn = self._turn()
             if turn is not None:
@@ -68,17 +67,45 @@ class Turns:
     def _turn(self) -> tuple[Context, int, int] | None:
         """The context whose turn it is, the budget of its slice, what of that is done; None: no context can go on."""
         if self._cut is not None:
-            (ctx, budget, done), self._cut = self._cut, None
+            ctx, budget, done = self._taken_cut()
             if budget and ctx.status == READY and ctx.id in self.scheduler.contexts and not self.recorder.wakes_now:
                 return ctx, budget, done
             self._after(ctx, done - self.looks_again(ctx))
         found, budget = self.scheduler.pick()
         return None if found is None else (found, budget, 0)
 
+    def _taken_cut(self) -> tuple[Context, int, int]:
+        """The slice that was cut; it runs from now on (no call comes in between)."""
+        (ctx, budget, done), self._cut = self._cut, None         # type: ignore[misc]
+        self._slicing = ctx, budget, ctx.retired - done
+        return ctx, budget, done
+
     def _see_ends(self) -> None:
         """Let go of a context that had just ended when Ctrl-C came."""
         for ended in [c for c in self.scheduler.contexts.values() if c.status in (DONE, KILLED)]:
             self._after(ended, 0)
+
+    def _take_up(self) -> None:
+        """Go on where Ctrl-C came: the slice that ran goes on, or what follows its end is done."""
+        if self._cut is None and self._slicing is not None:
+            ctx, budget, before = self._slicing
+            done = ctx.retired - before
+            if ctx.status == READY and ctx.trap is None:
+                over = (ctx.leave or done >= budget) and not self._broken_within()
+                self._cut = (ctx, 0 if over else budget, done)
+            elif ctx.id in self.scheduler.contexts:
+                self._after(ctx, done)
+        self._see_ends()
+        self.broken_off = None
+
+    def _broken_within(self) -> bool:
+        """Did Ctrl-C come between two poll points, where no slice ends?"""
+        found = self.broken_off
+        if found is None or not found.done:
+            return found is not None
+        behind = self.image.index_of.get(found.goes_on)
+        fast = self.image.instructions[self.image.index_of[found.pc]].op.route == "value"
+        return fast and behind not in self.interpreter.heads
 
     def _slice(self, ctx: Context, budget: int, done: int = 0) -> None:
         """Run one context until its slice is used up; the run pauses inside for threads that want the lock.
@@ -86,7 +113,7 @@ class Turns:
         A slice that is cut, by the horizon or because somebody wants to look, is gone on with afterwards: where it ends
         is a function of the program, and of when a wait for the outside ends.  done: instructions before it was cut."""
         while True:
-            before, self.stop_word.running = ctx.retired, ctx
+            before, self.stop_word.running, ctx.leave = ctx.retired, ctx, False
             self._slicing = ctx, budget, before - done
             left = budget - done
             room = self._room()
@@ -161,11 +188,13 @@ class Turns:
         return ctx, budget, ctx.retired - before
 
     def _after(self, ctx: Context, retired: int) -> None:
-        self._slicing = None
-        self.scheduler.charge(ctx, retired)
+        """A slice has ended, `retired` instructions of which are not accounted for yet.  Ctrl-C may come at any place:
+        `_take_up` does the rest."""
+        commit([*self.scheduler.charging(ctx, retired), attribute(self, "_slicing", (ctx, 0, ctx.retired))])
         if ctx.status != PARKED:
             ctx.looked = None                          # others may come in between
         if ctx.trap is None and ctx.status in (READY, PARKED):
+            self._slicing = None
             return
         if ctx.status == WAITING or ctx.trap is not None:
             self.recorder.stumbled(ctx)
@@ -174,8 +203,9 @@ class Turns:
             self._first_trap = self._first_trap or ctx.trap
         if ctx.status in (DONE, TRAPPED, KILLED):
             before = 0 if ctx is self.main else ctx.retired
-            self.scheduler.remove(ctx, [*self.locks.ending(ctx),
+            self.scheduler.remove(ctx, [*self.locks.ending(ctx), attribute(self, "_slicing", None),
                                         attribute(self, "_retired_before", self._retired_before + before)])
+        self._slicing = None
         if ctx is self.main and ctx.trap is not None:
             raise ctx.trap
 

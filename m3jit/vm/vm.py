@@ -238,8 +238,11 @@ class VM(Turns, HostStreams, HostStates):
         self._not_in_a_batch()
         done = 0
         with self._lock:
-            self._see_ends()
+            self._take_up()
             while done < count:
+                if self._cut is not None:              # what a run began of a slice: it ends here
+                    cut, _, so_far = self._taken_cut()
+                    self._after(cut, so_far - self.looks_again(cut))
                 ctx, _ = self.scheduler.pick()
                 if ctx is None:
                     if not self.scheduler.waiting():
@@ -247,6 +250,7 @@ class VM(Turns, HostStreams, HostStates):
                     self._wait()
                     continue
                 before = ctx.retired
+                self._slicing = ctx, 1, before         # each is a slice of its own
                 self.interpreter.run_exactly(ctx, 1)
                 done += ctx.retired - before
                 self._after(ctx, ctx.retired - before)

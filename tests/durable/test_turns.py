@@ -73,3 +73,36 @@ def test_a_slice_that_ends_with_the_instruction_is_not_gone_on_with(tmp_path, mo
         for number, before in kept.versions:
             after, _ = run(source, None, lambda vm: store.restore(vm, "run", number))
             assert straight[:before] + after == straight
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_machine_that_is_stepped_accounts_for_the_instruction_too(tmp_path, monkeypatch, cut):
+    """Virtual time, which the order of turns comes from, is the same behind it, where a run had begun the slice too."""
+    monkeypatch.setattr(scheduler, "QUANTUM", 50)
+    source = SOURCE.format(idle="NOP")
+
+    def times(vm: m3jit.VM) -> list[tuple[int, int, int]]:
+        return [(c.id, c.virtual_time, c.virtual_deadline) for c in vm.scheduler.contexts.values()]
+
+    with Store.open(tmp_path / "store", keep=None) as store:
+        kept = Kept(store, [])
+        vm = m3jit.VM(m3jit.assemble(source, "turns.m3asm"), backend="interpreter", checkpoints=kept)
+        vm.set_sink("OUTPUT", lambda item: None)
+        if cut:
+            vm.look_at = 5
+            vm._loop(lambda: vm._cut is not None)
+            vm.look_at = None
+        seen = 0
+        while not vm.finished:
+            vm.step(1)
+            if len(kept.versions) == seen:
+                continue
+            seen = len(kept.versions)
+            expected = times(vm)
+            other = m3jit.VM(m3jit.assemble(source, "turns.m3asm"), backend="interpreter",
+                             checkpoints=Kept(None, []))
+            store.restore(other, "run", kept.versions[-1][0])
+            other.set_sink("OUTPUT", lambda item: None)
+            other._turn()
+            assert times(other) == expected and len(expected) >= 1
+        assert seen == 30

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from m3jit.durable import Store
+from m3jit.errors import Trap
 from m3jit.frontend import assemble
 from m3jit.isa import cells, kv_pages
+from m3jit.vm import scheduler
 from m3jit.vm.checked import comparable
 from m3jit.vm.vm import VM
 from tests.vm.state_model.faults import Signal
@@ -131,3 +133,113 @@ def raised(signal: Signal, vm: VM) -> BaseException:
 @pytest.mark.parametrize("made", [kv_pages.Page, cells.Memory])
 def test_what_was_interrupted_as_it_was_made_goes_quietly(made):
     made.__new__(made).__del__()
+
+
+BESIDE = assemble("""
+    FORK rChild, other, GREEN
+    LOADI rN, 0
+loop:
+    ADD rN, rN, 1
+    COMPARE rN, 12
+    IF_LESS loop
+    HALT
+other:
+    LOADI rN, 100
+again:
+    ADD rN, rN, 1
+    YIELD
+    COMPARE rN, 106
+    IF_LESS again
+    DIV rN, rN, 0
+""", "beside.m3asm")
+
+
+@pytest.mark.parametrize("step, stride", [
+    (False, 23), (True, 61), pytest.param(False, 1, marks=pytest.mark.slow),
+    pytest.param(True, 1, marks=pytest.mark.slow)])
+def test_contexts_take_their_turns_as_they_would_have(monkeypatch, step, stride):
+    """What was done of a slice is accounted for, whenever the signal comes."""
+    monkeypatch.setattr(scheduler, "QUANTUM", 7)
+
+    def go(vm: VM) -> None:
+        vm.step(1000) if step else vm._loop(lambda: False)
+
+    def seen(vm: VM, child: Any) -> Any:
+        return [(c.retired, c.status, c.virtual_time, c.R[1]) for c in (vm.main, child)], vm.scheduler.turns, vm.retired
+
+    def made() -> tuple[VM, list[Any]]:
+        vm, children = VM(BESIDE, backend="interpreter"), []
+        real = vm.new_context
+        vm.new_context = lambda: children.append(real()) or children[-1]       # type: ignore[func-returns-value]
+        return vm, children
+    straight, children = made()
+    go(straight)
+    expected, moment, came = seen(straight, children[-1]), 0, True
+    while came:
+        moment += stride
+        (vm, children), signal = made(), Signal(moment)
+        came = signal.hit(signal.run(lambda: go(vm)))
+        go(vm)
+        assert seen(vm, children[-1]) == expected, signal.said
+    assert moment > 300
+
+
+WAITS = assemble("SENSE rX, USER_INPUT\nSENSE rX, rStatus, USER_INPUT\nADD rX, rX, 1\nDIV rX, rX, 0\n", "waits.m3asm")
+
+
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_record_has_every_wait_once(stride):
+    """Whether the signal comes before or after it is noted; and the run that went on is replayed."""
+    def asleep(vm: VM) -> bool:
+        return vm.main.waiting_for is not None and not vm.main.waiting_for.ready()
+
+    def go(vm: VM) -> None:
+        while not vm.finished:
+            if asleep(vm):
+                vm.push_input(5)
+            vm._loop(lambda: asleep(vm))
+
+    def recorded() -> VM:
+        return VM(WAITS, backend="interpreter", wait_input=True, record=True)
+
+    def gone(vm: VM) -> list[Any]:
+        with pytest.raises(Trap):
+            go(vm)
+        return vm.recorder.log
+    expected = gone(recorded())
+    assert [e.what for e in expected] == ["block", "wake", "sense"] * 2
+    moment, came, same = 0, True, 0
+    while came:
+        moment += stride
+        vm, signal = recorded(), Signal(moment)
+        came = signal.hit(signal.run(lambda: go(vm)))
+        log = vm.recorder.log if vm.finished else gone(vm)
+        assert [e for e in log if e.what != "sense"] == [e for e in expected if e.what != "sense"], signal.said
+        if log == expected:                            # else the signal came behind what SENSE saw: it looked again
+            same += 1
+            again = VM(WAITS, backend="interpreter", replay=log)
+            with pytest.raises(Trap):
+                again.run()
+            assert (again.retired, again.recorder.waits) == (vm.retired, vm.recorder.waits), signal.said
+    assert same > 0.8 * moment / stride > 10
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_profile_has_what_was_done(watched, stride):
+    """Every instruction that was completed is counted and timed, whenever the signal comes; and it is told where."""
+    program = assemble("LOADI rN, 0\nloop:\nADD rN, rN, 1\nFORK rS\nCOMPARE rN, 3\nIF_LESS loop\nHALT\n", "timed.m3asm")
+    moment, came, ways = 0, True, set()
+    while came:
+        moment += stride
+        vm, signal = VM(program, backend="interpreter", profile=True), Signal(moment)
+        if watched:
+            vm.interpreter.watch = lambda ctx, i, began, ended: None
+        came = signal.hit(signal.run(lambda: vm._loop(lambda: False)))
+        if vm.broken_off is not None:
+            ways.add(vm.broken_off.done)
+        vm._loop(lambda: False)
+        assert {name: n for name, _, n, _ in vm.profile()} == {
+            "LOADI": 1, "ADDI": 3, "FORK": 3, "COMPAREI": 3, "IF_LESS": 3, "HALT": 1}, signal.said
+        assert vm.retired == 14 and all(ns > 0 for _, _, _, ns in vm.profile()), signal.said
+    assert ways == {False, True} and moment > 60
