@@ -6,14 +6,19 @@ rounds of the batch.  The others go on.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING, Callable, Sequence
 
 import numpy as np
 
 from benchmarks.state_setup import STATED, Setup, p50_p99
 from benchmarks.table import Row
 
+if TYPE_CHECKING:
+    from m3jit.serve.engine import Ticket
+
 NAME = "cancel of a 2k prompt in the server"
 PROMPT, TIMES = 2000, 20
+LONGEST = 600.0                                        # seconds that one wait may take
 BESIDE = ((0, 0), (0, 3), (1, 0), (3, 3))              # other prompts, texts that are generated
 
 
@@ -27,23 +32,44 @@ def seconds(engine: object, prompts: int, texts: int, wait: float, draw: np.rand
                 for _ in range(count)]
         return engine.submit(jobs)                     # type: ignore[attr-defined]
     others = start(texts, 20, 1000)
-    while not all(len(text.tokens) > 2 for text in others):
-        time.sleep(0.005)
+    until(lambda: all(len(text.tokens) > 2 for text in others), f"{texts} texts beside it have three tokens each",
+          others)
     first, *more = start(prompts + 1, PROMPT, 4)
-    while first.member is None:
-        time.sleep(0.001)
+    until(lambda: first.member is not None, "the engine begins with the prompt", [first])
     time.sleep(wait)
     began = time.perf_counter()
     first.cancel()
-    first.done.wait()
+    ended(first, "the text that was cancelled")
     took = time.perf_counter() - began
     if first.tokens:
         raise AssertionError("the prompt was over already: the machine is too fast for this wait")
     for text in (*more, *others):
         text.cancel()
     for text in (*more, *others):
-        text.done.wait()
+        ended(text, "a text beside it")
     return took
+
+
+def until(there: Callable[[], bool], what: str, texts: Sequence[Ticket]) -> None:
+    """Wait, `LONGEST` seconds at most.  TimeoutError names what did not come; RuntimeError: one of the texts ended
+    before it could come."""
+    late = time.monotonic() + LONGEST
+    while not there():
+        over = [text for text in texts if text.done.is_set()]
+        if over and not there():
+            raise RuntimeError(f"{NAME}: a text ended ({over[0].finish_reason or 'with an error'}, "
+                               f"{len(over[0].tokens)} tokens) before {what}")
+        if time.monotonic() > late:
+            raise TimeoutError(f"{NAME}: waited {LONGEST:g} s until {what}; the engine hangs, or the machine is too "
+                               "slow")
+        time.sleep(0.001)
+
+
+def ended(text: Ticket, what: str) -> None:
+    """Wait for the end of a text, as `until`."""
+    if not text.done.wait(LONGEST):
+        raise TimeoutError(f"{NAME}: waited {LONGEST:g} s until {what} has ended; it is {text.state}, with "
+                           f"{len(text.tokens)} tokens")
 
 
 def measure(setup: Setup) -> list[Row]:

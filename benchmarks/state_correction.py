@@ -98,7 +98,11 @@ class Peer:
 
     def close(self) -> None:
         self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:              # it has nothing more to do
+            self.process.kill()
+            self.process.wait()
 
 
 def measure(setup: Setup) -> list[Row]:

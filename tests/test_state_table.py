@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -54,3 +56,30 @@ def test_setup_says_what_is_missing():
 
 def test_percentiles():
     assert p50_p99([float(i) for i in range(1, 201)]) == (100.5, 198.0) and micros(1.26e-6) == "1.3 us"
+
+
+class Texts:
+    """An engine whose texts come as far as these say: tokens, whether one is begun, whether it ends."""
+
+    def __init__(self, tokens: int, begun: bool, ended: bool = False):
+        self.tokens, self.begun, self.ended = tokens, begun, ended
+
+    def submit(self, jobs):
+        over = threading.Event()
+        if self.ended:
+            over.set()
+        return [SimpleNamespace(tokens=[0] * (self.tokens if len(job.ids) < 100 else 0), done=over, state="active",
+                                member=1 if self.begun else None, cancel=lambda: None, finish_reason="stop")
+                for job in jobs]
+
+
+@pytest.mark.parametrize("engine, error, words", [
+    (Texts(0, True), TimeoutError, "waited 0.05 s until 3 texts beside it have three tokens each; the engine"),
+    (Texts(3, False), TimeoutError, "waited 0.05 s until the engine begins with the prompt"),
+    (Texts(3, True), TimeoutError, "until the text that was cancelled has ended; it is active, with 0 tokens"),
+    (Texts(1, True, True), RuntimeError, r"a text ended \(stop, 1 tokens\) before 3 texts beside it have three")])
+def test_a_cancel_that_does_not_come_is_said(monkeypatch, engine, error, words):
+    from benchmarks import state_cancel
+    monkeypatch.setattr(state_cancel, "LONGEST", 0.05)
+    with pytest.raises(error, match=words):
+        state_cancel.seconds(engine, 1, 3, 0.0, np.random.default_rng(1))
