@@ -165,9 +165,10 @@ class LanguageModel:
         elif len(prompt) and isinstance(prompt[0], Mapping):
             ids = self.chat_tokens(prompt)             # type: ignore[arg-type]
         else:
-            ids = [int(t) for t in prompt if isinstance(t, (int, np.integer)) and not isinstance(t, bool)]
-            if len(ids) != len(prompt):
-                raise UserError(f"{what}: a text or token ids are expected")
+            for number, t in enumerate(prompt):
+                if not isinstance(t, (int, np.integer)) or isinstance(t, bool):
+                    raise UserError(f"{what}: token ids are whole numbers, and item {number} is {brief(repr(t))}")
+            ids = [int(t) for t in prompt]             # type: ignore[arg-type]
             wrong = next((t for t in ids if not 0 <= t < self.vocabulary), None)
             if wrong is not None:
                 raise UserError(f"{what}: token {wrong} is outside the vocabulary of {self.vocabulary}")

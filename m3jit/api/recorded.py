@@ -42,6 +42,7 @@ from m3jit.errors import UserError
 from m3jit.timetravel.log_file import LogFailed
 from m3jit.timetravel.record import Recording
 from m3jit.timetravel.steering import Steering
+from m3jit.timetravel.wire import WireError, put
 from m3jit.vm.recording import Raised
 
 POLICIES = {kind.__name__: kind for kind in (EveryToken, EveryTokens, EverySentence)}
@@ -211,7 +212,11 @@ class Journal(Course):
     def _called(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
         number = next(i for i, other in enumerate(self.objects) if other is target)
         kept = self._given(arguments), {key: self._given(value) for key, value in named.items()}
-        self.recorder.note("call", (number, name, *kept))
+        try:
+            self.recorder.note("call", (number, name, *kept))
+        except WireError:
+            _check_arguments(name, *kept)              # says which one
+            raise
         try:
             with self.quiet():
                 found = do()
@@ -268,6 +273,15 @@ class Journal(Course):
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             return tuple(map(self._given, value))
         return value
+
+
+def _check_arguments(name: str, arguments: tuple, named: dict[str, Any]) -> None:
+    """WireError: one of the arguments of a call is nothing that a log can hold; which one, and what."""
+    for where, value in (*enumerate(arguments, 1), *named.items()):
+        try:
+            put(bytearray(), value)
+        except WireError as error:
+            raise WireError(f"{name}: {f'argument {where}' if isinstance(where, int) else where}: {error}") from None
 
 
 def _end_at_exit(journal: "weakref.ref[Journal]", process: int) -> None:

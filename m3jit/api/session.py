@@ -296,7 +296,10 @@ class Session(SavedSession):
                    after_text: str | None = None, which: int | None = None) -> tuple[Current, int]:
         """(the session where `rollback` puts it, how many tokens that takes back)."""
         if [to_token, to_text, after_text].count(None) != 2:
-            raise UserError("rollback: give one of to_token, to_text and after_text")
+            given = [n for n, v in (("to_token", to_token), ("to_text", to_text), ("after_text", after_text))
+                     if v is not None]
+            raise UserError("rollback: give one of to_token, to_text and after_text, not "
+                            f"{' and '.join(given) or 'none'}")
         if isinstance(to_token, str):
             raise UserError(f"rollback: {brief(repr(to_token))} is a text, to_token is a number; to go back to a text "
                             f"write rollback(to_text={brief(repr(to_token))})")

@@ -9,7 +9,7 @@ from typing import Any, Iterator
 import click
 
 from m3jit.cli.dialogue import Dialogue
-from m3jit.cli.options import Size, Whole
+from m3jit.cli.options import Name, Size, Whole
 from m3jit.cli.sampling import sampling_options
 from m3jit.cli.terminal import keep_inputs, note
 from m3jit.errors import UserError
@@ -26,9 +26,9 @@ from m3jit.errors import UserError
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End an answer before this text. Repeated: any.")
 @click.option("--context", type=Whole(2), metavar="N", help="Tokens the conversation may have [the model's].")
 @click.option("--chat-template", metavar="FILE", help="A jinja2 template in place of the model's.")
-@click.option("--session", "folder", metavar="FOLDER",
+@click.option("--session", "folder", type=Name(), metavar="FOLDER",
               help="Keep the conversation in this folder, and go on with the one that is there.")
-@click.option("--record", "log", metavar="LOG",
+@click.option("--record", "log", type=Name(), metavar="LOG",
               help="Record all that is said and done; m3jit replay LOG proves it, m3jit debug LOG goes through it.")
 @click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")

@@ -340,7 +340,13 @@ class Dialogue:
             return
         if not name:
             raise UserError("/save: give it the name of a file, or begin with m3jit chat --session FOLDER")
-        write_file(name, (json.dumps(self.talk.transcript(), ensure_ascii=False, indent=1) + "\n").encode())
+        try:
+            write_file(name, (json.dumps(self.talk.transcript(), ensure_ascii=False, indent=1) + "\n").encode())
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise UserError(f"/save: {error.filename}: cannot be written: {error.strerror or error}; give the name of "
+                            "another file") from None
 
     def _save_session(self, folder: str) -> None:
         if not folder:

@@ -55,6 +55,17 @@ class Whole(click.IntRange):
         return super().convert(value, param, ctx)
 
 
+class Name(click.ParamType):
+    """The name of a file or folder."""
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name; click's BadParameter where it is empty."""
+        if not value:
+            self.fail("'' names nothing; give the name of a file or folder", param, ctx)
+        return value
+
+
 class Size(click.ParamType):
     """Bytes of "512M", "2g", "1000000".  zero: whether 0 is one."""
     name = "size"

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from m3jit.cli.options import Name
 from m3jit.cli.run import run
 
 
@@ -15,7 +16,8 @@ def _record(log: str, **options: Any) -> int:
 
 record = click.Command(
     "record", callback=_record,
-    params=[*run.params, click.Option(["--output", "-o", "log"], required=True, metavar="LOG", help="The log.")],
+    params=[*run.params, click.Option(["--output", "-o", "log"], required=True, type=Name(), metavar="LOG",
+                                      help="The log.")],
     epilog="`m3jit replay LOG` repeats the run; `m3jit debug LOG` looks at it forward and backward.",
     help="""Run WHAT as `m3jit run` does, with the same options, and write everything it gets from outside to a log:
 input, clocks, the seed, interrupts; the program itself; and what left it, for comparison. Models are known by their

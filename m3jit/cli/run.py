@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from m3jit.cli.options import SECONDS, STEPS, Size, UsageError, Whole, register_of
+from m3jit.cli.options import SECONDS, STEPS, Name, Size, UsageError, Whole, register_of
 from m3jit.cli.sampling import refuse_for_programs, sampling_options
 from m3jit.cli.steered import given, steering_options
 from m3jit.cli.terminal import keep_inputs
@@ -36,7 +36,7 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
               help='Set a register first: 5, 0.5, "text", [[1, 2], [3, 4]], f32[4, 8] (zeros), @FILE.npy.')
 @click.option("--show", "shown", multiple=True, metavar="rX", help="Print a register afterwards, on standard error.")
 @click.option("--files", metavar="FOLDER", default=".", help="Folder the program may read and write [.].")
-@click.option("--store", metavar="FOLDER",
+@click.option("--store", type=Name(), metavar="FOLDER",
               help="Keep versions there that FORK PERSIST commits; a run that was stopped or killed goes on at the "
               "last one when it is started again.")
 @click.option("--checkpoint-every", type=Whole(1, 2 ** 31 - 1), metavar="N",

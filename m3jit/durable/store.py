@@ -460,6 +460,8 @@ def _said(path: Path, action: str) -> Iterator[None]:
         if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreError(f"{where}: cannot {action}: {e.strerror}; a store that may not be written can be read "
                              f"with Store.open(..., write=False)") from e
+        if e.errno == errno.ENOENT and not (folder := Path(where).absolute().parent).is_dir():
+            raise StoreError(f"{where}: there is no folder {folder}; make it, or name another place") from e
         if e.errno == errno.ENOENT:
             raise StoreError(f"{where}: no such file or folder; name the folder of a store") from e
         if e.errno == errno.ENOTDIR:

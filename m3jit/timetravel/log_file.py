@@ -60,15 +60,18 @@ class LogWriter:
         self._records, self._last = 0, {}              # type: ignore[var-annotated]
         self._buffer, self._lock, self._written = bytearray(), threading.Lock(), time.monotonic()
         self._error: OSError | None = None
+        payload = bytearray()
+        put(payload, head)                             # what it cannot hold is said before a file is overwritten
         try:
             self._file: BinaryIO = open(path, "wb", buffering=0)
         except OSError as e:
-            raise UserError(f"{path}: cannot be written: {e.strerror or e}") from None
-        payload = bytearray()
-        put(payload, head)
+            raise UserError(_not_opened(path, e)) from None
         self._write(MAGIC + struct.pack("<I", FORMAT))
         self._record(HEAD, payload)
-        self._raise()
+        if self._error is not None:
+            self._file.close()
+            raise LogFailed(f"{path}: cannot be written: {self._error.strerror or self._error}; nothing was recorded, "
+                            f"and nothing ran. Make room there, or write the log to another place")
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._flush_always, name="m3jit log", daemon=True)
         self._thread.start()
@@ -85,7 +88,11 @@ class LogWriter:
             out.append(kind)
             if not kind:
                 put_bytes(out, event.what.encode())
-            put(out, event.value)
+            try:
+                put(out, event.value)
+            except WireError as e:
+                raise WireError(f"{event.what} of context {event.context} after {event.retired} instructions: "
+                                f"{e}") from None
             self._buffer += out
             self._last[event.context] = event.retired
             now = time.monotonic()
@@ -148,7 +155,19 @@ class LogWriter:
         if self._error is not None:
             why = self._error.strerror or self._error
             raise LogFailed(f"{self.path}: cannot be written: {why}; the run was stopped. What was recorded "
-                            "before can be replayed")
+                            "before can be replayed; make room there, or write the log to another place")
+
+
+def _not_opened(path: str, error: OSError) -> str:
+    """Why a log cannot be begun, and what to do."""
+    if not str(path):
+        return "'': is no name of a log; give the name of a file"
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        return f"{path}: is a folder, and a log is a file; give the name of a file in it"
+    if not os.path.isdir(folder):
+        return f"{path}: cannot be written: there is no folder {folder}; make it, or write the log to another place"
+    return f"{path}: cannot be written: {error.strerror or error}; write the log to another place"
 
 
 def _fits(what: str, value: Any) -> bool:

@@ -46,7 +46,8 @@ def put_bytes(out: bytearray, data: bytes | memoryview) -> None:
 
 
 def put(out: bytearray, value: Any) -> None:
-    """Append a value.  WireError: one of a class that no log can hold."""
+    """Append a value.  WireError: one of a class that no log can hold; of a value inside others, with the keys and
+    items (from 0) that lead there."""
     kind = value.__class__
     if value is None or kind is bool:
         out.append(NONE if value is None else TRUE if value else FALSE)
@@ -89,8 +90,11 @@ def _put_compound(out: bytearray, value: Any) -> None:
         out.append(DICT)
         put_varint(out, len(value))
         for key, item in value.items():
-            put_bytes(out, key.encode("utf-8", "surrogatepass"))
-            put(out, item)
+            try:
+                put_bytes(out, key.encode("utf-8", "surrogatepass"))
+                put(out, item)
+            except WireError as e:
+                raise WireError(f"{key}: {e}") from None
     elif isinstance(value, Tensor):
         out.append(TENSOR)
         put_varint(out, value.dtype.code)
@@ -108,8 +112,12 @@ def _put_compound(out: bytearray, value: Any) -> None:
 
 
 def _put_all(out: bytearray, values: Any) -> None:
-    for item in values:
-        put(out, item)
+    number = 0
+    try:
+        for number, item in enumerate(values):
+            put(out, item)
+    except WireError as e:
+        raise WireError(f"item {number}: {e}") from None
 
 
 def _put_shape(out: bytearray, shape: tuple[int, ...]) -> None:

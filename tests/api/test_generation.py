@@ -169,7 +169,7 @@ def test_wrong_settings(model, settings, message):
 
 
 @pytest.mark.parametrize("prompt, message", [("", "is empty"), ([], "is empty"), ([5, 99999], "token 99999 is outside"),
-                                             ([5, "x"], "token ids are expected"), ([-1], "outside")])
+                                             ([5, "x"], "ids are whole numbers, and item 1 is 'x'"), ([-1], "outside")])
 def test_wrong_prompts(model, prompt, message):
     with pytest.raises(UserError, match=message):
         model.generate(prompt)

@@ -449,8 +449,12 @@ def test_what_a_recorded_session_does_not_do(model, tmp_path):
         made.load(tmp_path / "store")
     with pytest.raises(UserError, match="takes snapshots of its own and of its forks"):
         made.restore(Session(model, "x").snapshot())
-    with pytest.raises(UserError, match="a value of class object cannot be recorded"):
-        made.append(object())
+    for call, words in ((lambda: made.append(object()), "append: argument 1: a value of class object cannot be recor"),
+                        (lambda: made.inject([5, 2 ** 70]), f"inject: argument 1: item 1: {2 ** 70} does not fit"),
+                        (lambda: made.rollback(to_text={"a": [3, object]}), "rollback: to_text: a: item 1: a value of "
+                         "class type cannot be recorded")):
+        with pytest.raises(UserError, match=words):
+            call()
     with pytest.raises(UserError, match="a log knows EveryToken, EveryTokens, EverySentence, not Mine"):
         RecordedSession(tmp_path / "other", model, checkpoints=type("Mine", (), {"keep": 1})())
     with pytest.raises(UserError, match="cannot be written"):

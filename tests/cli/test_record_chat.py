@@ -77,6 +77,17 @@ def test_a_recorded_chat_begins_with_nothing(chat, tmp_path):
     kept = chat(b"Hello there\n/switch old\nAnd you?\n", "--session", tmp_path / "new", "--record", tmp_path / "log")
     assert kept.code == 1 and "no conversation 'old'" in kept.err and len(kept.out.splitlines()) >= 2
     assert process("replay", tmp_path / "log", timeout=300).out == kept.out
+    for target, words in ((tmp_path / "no" / "log", f"there is no folder {tmp_path / 'no'}; make it"),
+                          (tmp_path, "is a folder, and a log is a file"), ("", "'' names nothing")):
+        found = chat(b"Hello\n", "--record", target)
+        assert found.code in (1, 2) and words in found.err and found.out == ""
+    no = tmp_path / "no"
+    found = chat(f"/save {tmp_path}\n/save {no / 'talk.json'}\n/save-session {no / 'talk'}\n".encode())
+    assert found.code == 1 and found.err.splitlines() == [
+        f"error: line 1: /save: {tmp_path}: cannot be written: Is a directory; give the name of another file",
+        f"error: line 2: /save: {no / 'talk.json'}: cannot be written: No such file or directory; give the name of "
+        "another file",
+        f"error: line 3: {no / 'talk'}: there is no folder {no}; make it, or name another place"]
     template = tmp_path / "plain.jinja"
     found = chat(b"Hello\n", "--record", template)
     assert found.code == 2 and "overwritten; give the output another name" in found.err

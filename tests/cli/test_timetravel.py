@@ -168,8 +168,25 @@ def test_wrong_usage(capfd, tmp_path, monkeypatch, args, message):
 def test_a_log_is_not_written_over_what_is_read(capfd, tmp_path):
     prog = source(tmp_path, "HALT\n")
     assert call(capfd, "record", prog, "-o", prog).code == 2 and prog.read_text() == "HALT\n"
-    found = call(capfd, "record", prog, "-o", tmp_path / "no" / "log")
-    assert found.code == 1 and "cannot be written" in found.err
+    folder = tmp_path / "no"
+    for log, code, words in ((folder / "log", 1, f"{folder / 'log'}: cannot be written: there is no folder {folder}; "
+                              "make it, or write the log to another place"),
+                             (tmp_path, 1, f"{tmp_path}: is a folder, and a log is a file; give the name of a file in"),
+                             ("", 2, "'' names nothing; give the name of a file or folder")):
+        found = call(capfd, "record", prog, "-o", log)
+        assert found.code == code and words in found.err and found.out == ""
+    found = call(capfd, "run", prog, "--store", "")
+    assert found.code == 2 and "'' names nothing" in found.err
+    found = call(capfd, "run", prog, "--store", folder / "store")
+    assert found.code == 1 and f"there is no folder {folder}; make it, or name another place" in found.err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is always full")
+def test_a_log_that_cannot_even_begin_says_that_nothing_ran(capfd, tmp_path):
+    found = call(capfd, "record", source(tmp_path, CLOCK), "--prompt", "hello", "-o", "/dev/full")
+    assert found.code == 1 and found.out == "" and found.err == (
+        "error: /dev/full: cannot be written: No space left on device; nothing was recorded, and nothing ran. Make "
+        "room there, or write the log to another place\n")
 
 
 def test_the_debugger_takes_commands_from_a_script(tmp_path):

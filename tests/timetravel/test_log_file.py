@@ -195,12 +195,12 @@ def test_files_that_are_no_logs(tmp_path, content, message):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(LogError, match="No such file"):
         LogReader(str(tmp_path / "gone"))
-    with pytest.raises(UserError, match="cannot be written: No such file"):
+    with pytest.raises(UserError, match="cannot be written: there is no folder"):
         LogWriter(str(tmp_path / "gone" / "log"), {})
 
 
 def test_a_full_disk_ends_the_run():
-    with pytest.raises(LogFailed, match="No space left on device; the run was stopped"):
+    with pytest.raises(LogFailed, match="No space left on device; nothing was recorded"):
         LogWriter("/dev/full", {"name": "x"})
 
 
@@ -349,3 +349,15 @@ def test_the_fuzz_reaches_the_reader():
     total = sum(map(len, every.values()))
     print(f"wire.Reader: {total - len(missed)} of {total} lines executed; not {missed}")
     assert len(missed) <= 0.05 * total
+
+
+def test_a_value_that_a_log_cannot_hold_is_named(tmp_path):
+    from m3jit.timetravel.wire import WireError
+    with pytest.raises(WireError, match="talk: conversation: system: a value of class object cannot be recorded"):
+        LogWriter(str(tmp_path / "log"), {"talk": {"conversation": {"system": object()}}})
+    writer = LogWriter(str(tmp_path / "log"), {"m3jit": "0"})
+    with pytest.raises(WireError, match="sense of context 3 after 7 instructions: item 0: a value of class set cannot"):
+        writer.append(Event(3, 7, "sense", ({5}, 1)))
+    writer.append(Event(3, 7, "clock", 1))
+    writer.close({"status": "done"})
+    assert [event.value for event in LogReader(str(tmp_path / "log")).events()] == [1]
