@@ -194,7 +194,8 @@ class Conversation:
 
     def correct(self, text: str | None = None, **place: Any) -> int:
         """Go back in the last answer to a place, and go on from it with a text (None: with none); how many tokens were
-        taken back.  place: as `Session.rollback` takes it; none: the end of `answer`.  `resume` gives what follows.
+        taken back.  place: as `Session.rollback` takes it, texts looked for in `answer`; none: the end of `answer`.
+        `resume` gives what follows.
 
         UserError: nothing was said, the place is before the answer or not there, a text that `Session.inject` refuses;
         nothing changes then."""
@@ -207,7 +208,8 @@ class Conversation:
                             "takes whole messages back")
         if not place and text is not None and self.answer != session.text:             # a stop string goes
             place = {"after_text": self.answer, "which": 1} if self.answer else {"to_token": session.start}
-        return session._correct(place, text, self._changed)
+        shown = self.answer
+        return session._correct(place, text, self._changed, len(shown) if shown != session.text else None)
 
     def undo_correction(self) -> bool:
         """Take the last correction of the last answer back, with what came after it; False when there is none."""

@@ -1,6 +1,8 @@
 """Places in a generated text: which tokens lie before one, and what is left of a token that it cuts."""
 from __future__ import annotations
 
+import bisect
+import copy
 from dataclasses import dataclass
 from typing import Any, Sequence
 
@@ -24,6 +26,7 @@ class TokenText:
         pieces = [tokenizer.decode_bytes(token) for token in tokens]
         self.data = b"".join(pieces)
         self.text = self.data.decode("utf-8", "surrogateescape")
+        self.seen = len(self.text)  # characters that `find` looks at
         self.ends: list[int] = []   # bytes before the end of each token
         at = 0
         for piece in pieces:
@@ -34,14 +37,26 @@ class TokenText:
     def of_text(cls, text: str) -> "TokenText":
         """A text without tokens, to find places in."""
         out = cls.__new__(cls)
-        out.ends, out.data, out.text = [], text.encode(), text
+        out.ends, out.data, out.text, out.seen = [], text.encode(), text, len(text)
         return out
+
+    def shown(self, characters: int) -> "TokenText":
+        """The same, of which somebody has seen so many characters, as the text without bytes of no character counts
+        them: places behind are not found."""
+        out = copy.copy(self)
+        out.seen = bisect.bisect_left(range(len(self.text) + 1), characters, key=lambda n: len(self._said(n)))
+        return out
+
+    def _said(self, characters: int) -> str:
+        """The first characters, as they are shown."""
+        return self.text[:characters].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def followed_by(self, text: str) -> "TokenText":
         """The same tokens, and text behind them that is of none."""
-        out = TokenText.__new__(TokenText)
-        out.ends, out.data = self.ends, self.data + text.encode()
+        out = copy.copy(self)
+        out.data += text.encode()
         out.text = out.data.decode("utf-8", "surrogateescape")
+        out.seen = len(out.text)
         return out
 
     def place(self, character: int) -> Place:
@@ -64,10 +79,10 @@ class TokenText:
         UserError: it is not there, or more than once and `which` is not given; the places are listed."""
         if not isinstance(wanted, str) or not wanted:
             raise UserError(f"{name}: a text of the answer is expected, got {brief(repr(wanted))}")
-        places, at = [], self.text.find(wanted)
+        places, at = [], self.text.find(wanted, 0, self.seen)
         while at >= 0:
             places.append(at)
-            at = self.text.find(wanted, at + 1)
+            at = self.text.find(wanted, at + 1, self.seen)
         if not places:
             raise UserError(f"{brief(repr(wanted))} is not in the text, which is {self._shown()}")
         if which is None and len(places) > 1:
@@ -83,13 +98,13 @@ class TokenText:
         return places[number - 1 if number > 0 else number]
 
     def _shown(self) -> str:
-        text = self.data.decode("utf-8", "replace")
+        text = self._said(self.seen)
         return repr(text) if len(text) <= 160 else f"{len(text)} characters, ending {text[-120:]!r}"
 
     def _around(self, at: int, wanted: str) -> str:
-        before, behind = max(0, at - NEIGHBOURS), at + len(wanted) + NEIGHBOURS
+        before, behind = max(0, at - NEIGHBOURS), min(self.seen, at + len(wanted) + NEIGHBOURS)
         shown = repr(self.text[before:behind])      # writes bytes that are part of no character out
-        return f"{'…' * (before > 0)}{shown}{'…' * (behind < len(self.text))}"
+        return f"{'…' * (before > 0)}{shown}{'…' * (behind < self.seen)}"
 
 
 def _begins_character(data: bytes, at: int) -> bool:

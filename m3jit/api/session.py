@@ -283,7 +283,8 @@ class Session(SavedSession):
 
         to_token: the first token that is taken back, an index into `tokens` (its length: none).  Tokens of a prompt may
         be taken back too; the text then begins there.
-        to_text: where this text begins in `text`; after_text: where it ends.  Where it occurs more than once, `which`
+        to_text: where this text begins in `text` (a stop string that ended it is part of that); after_text: where it
+        ends.  Where it occurs more than once, `which`
         says the how-manieth: 1 the first, -1 the last.  A token that the place cuts is taken back, and what lies before
         the place of it becomes part of what is injected next, or is injected when `generate` goes on.
 
@@ -293,8 +294,10 @@ class Session(SavedSession):
             return taken
 
     def _gone_back(self, now: Current, to_token: int | None = None, to_text: str | None = None,
-                   after_text: str | None = None, which: int | None = None) -> tuple[Current, int]:
-        """(the session where `rollback` puts it, how many tokens that takes back)."""
+                   after_text: str | None = None, which: int | None = None, seen: int | None = None
+                   ) -> tuple[Current, int]:
+        """(the session where `rollback` puts it, how many tokens that takes back).  seen: characters of the text in
+        which texts are looked for (None: all)."""
         if [to_token, to_text, after_text].count(None) != 2:
             given = [n for n, v in (("to_token", to_token), ("to_text", to_text), ("after_text", after_text))
                      if v is not None]
@@ -310,26 +313,30 @@ class Session(SavedSession):
                                 f"{len(now.tokens)}, give 0 to {len(now.tokens)} (the text begins at {now.start})")
             kept, rest = int(to_token), ""
         else:
-            kept, rest = self._find(now, to_text, after_text, which)
+            kept, rest = self._find(now, to_text, after_text, which, seen)
         return replace(now.remembered().cut(kept), rest=rest, finish_reason=None), len(now.tokens) - kept
 
-    def _find(self, now: Current, to_text: str | None, after_text: str | None, which: int | None) -> tuple[int, str]:
+    def _find(self, now: Current, to_text: str | None, after_text: str | None, which: int | None,
+              seen: int | None) -> tuple[int, str]:
         """(tokens to keep, what is left of the next one)."""
         found = self._text_of(now)
         if now.rest:
             found = found.followed_by(now.rest)
+        if seen is not None:
+            found = found.shown(seen)
         wanted = to_text if to_text is not None else after_text
         at = found.find(wanted, which, "to_text" if to_text is not None else "after_text")
         place = found.place(at if to_text is not None else at + len(wanted))
         return now.start + place.tokens, place.rest
 
-    def _correct(self, place: dict[str, Any], text: str | Sequence[int] | None, beside: Beside) -> int:
+    def _correct(self, place: dict[str, Any], text: str | Sequence[int] | None, beside: Beside,
+                 seen: int | None = None) -> int:
         """`rollback`, where there is a place, and `inject`, where there is a text, in one; tokens that were taken back.
-        beside: what else is stored with the session, for what it is then."""
+        beside: what else is stored with the session, for what it is then; seen: as `_gone_back`."""
         with self._exclusive():
             now, taken = self._settled(), 0
             if place:
-                now, taken = self._gone_back(now, **place)
+                now, taken = self._gone_back(now, **place, seen=seen)
             if text is not None:
                 now = self._injected(now, text)
             self._put(now, beside(now))

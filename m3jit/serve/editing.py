@@ -120,7 +120,7 @@ def plan(model: LanguageModel, original: Ticket, asked: EditRequest) -> Edit:
     prompt, written = tuple(job.ids[:len(job.ids) - job.written]), list(job.ids[len(job.ids) - job.written:])
     random = [*job.random, *original.random]
     tokens = [*written, *original.tokens][:len(random) - 1]            # it may be going on meanwhile
-    place = _place(tokenizer, tokens, asked)
+    place = _place(tokenizer, tokens, asked, original.ended_at)
     injected = _injected(tokenizer, place, asked.text)
     made, most = place.tokens + len(injected), asked.max_tokens
     field = "text" if asked.text else "position"       # what the answer is too long by
@@ -144,14 +144,17 @@ def plan(model: LanguageModel, original: Ticket, asked: EditRequest) -> Edit:
     return Edit(prompt, kept, injected, begun, settings)
 
 
-def _place(tokenizer: Any, tokens: Sequence[int], asked: EditRequest) -> Place:
-    """The place in the text of these tokens.  ApiError 400: it is not there."""
+def _place(tokenizer: Any, tokens: Sequence[int], asked: EditRequest, seen: int | None) -> Place:
+    """The place in the text of these tokens; seen: characters of it that the response has (None: all).  ApiError 400: it
+    is not there."""
     if asked.token is not None:
         if asked.token > len(tokens):
             raise ApiError(400, f"position.token: {asked.token}, but the answer has {len(tokens)} tokens; give 0 to "
                                 f"{len(tokens)}", "invalid_place", "position.token")
         return Place(asked.token)
     wanted, text = asked.before if asked.before is not None else asked.after, TokenText(tokenizer, tokens)
+    if seen is not None:
+        text = text.shown(seen)
     field = "position.text" if asked.before is not None else "position.after"
     try:
         at = text.find(wanted, asked.which, field)     # type: ignore[arg-type]

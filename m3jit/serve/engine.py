@@ -111,6 +111,7 @@ class Ticket:
         self.ids = np.array(job.ids, np.int64)
         self.reused, self.done, self.relieved = 0, threading.Event(), False
         self.finish_reason: FinishReason | None = None
+        self.ended_at: int | None = None               # characters in front of the stop string that ended it
         self.arrived, self.latest = time.monotonic(), 0.0
 
     def cancel(self) -> None:
@@ -424,6 +425,7 @@ class Engine:
         if ended:
             if ticket.stopped and text.finish_reason == "cancelled":
                 pieces[-1] = replace(pieces[-1], finish_reason=EDITED)
+            ticket.ended_at = text.ended_at
             self._end(ticket, pieces, text.error)
         elif pieces and not ticket.unwanted:
             ticket.job.deliver(pieces, None, False)

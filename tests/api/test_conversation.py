@@ -1,6 +1,7 @@
 """Conversations: what is computed is what a fresh machine computes, and only what is new is."""
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -251,6 +252,26 @@ def test_what_is_put_behind_an_answer_takes_the_place_of_its_stop_string(model):
     assert at_once.answer == at_once.session.text == "Indeed"
 
 
+def test_a_place_is_looked_for_in_what_was_shown(model):
+    """Not in the stop string, nor in what its last token says behind it."""
+    said = answer(conversation(model, max_tokens=20), "Hello there")
+    word = next(w for w in said.split()[2:] if len(w) > 3 and said.count(w[1:]) == 1)
+    stop, shown = word[1:], said[:said.index(word) + 1]
+    talk = conversation(model, max_tokens=20, stop=stop)
+    assert answer(talk, "Hello there") == shown and talk.session.text.startswith(shown + stop)
+    before = talk.session.tokens
+    for place in ({"to_text": stop}, {"after_text": stop}, {"to_text": word},
+                  {"to_text": stop[-1], "which": shown.count(stop[-1]) + 1}):
+        with pytest.raises(UserError, match=f"is not in the text, which is {re.escape(repr(shown))}|which: "):
+            talk.correct("Emma", **place)
+        assert talk.session.tokens == before and talk.answer == shown and not talk.undo_correction()
+    letter = next(c for c in stop if c in shown)       # the last one that was shown
+    talk.correct("Emma", to_text=letter, which=-1)
+    assert talk.answer == shown[:shown.rindex(letter)] + "Emma"
+    assert talk.undo_correction() and talk.session.rollback(to_text=stop) and talk.session.text == shown, \
+        "a session shows its whole text"
+
+
 def test_whoever_leaves_at_a_stop_string_has_the_answer_that_it_ended(model):
     """What its tokens say behind the last piece was given to nobody, and nothing follows it."""
     said = answer(conversation(model, max_tokens=20), "Hello there")
@@ -387,3 +408,23 @@ def test_recurrent_states_go_on_and_back(tmp_path, name):
     fresh = model.generate(tokens[:start], temperature=0, max_tokens=10)
     assert fresh.result() == said and tuple(fresh.tokens) == tokens[start:]
     assert talk.undo() and answer(talk, "And you?") == said and talk.session.tokens == tokens
+
+
+def test_places_in_a_text_with_bytes_of_no_character():
+    """Such a byte is one character to look for, and several together are shown as one."""
+    from m3jit.api.places import TokenText
+
+    class Bytes:
+        """A vocabulary of bytes."""
+        def decode_bytes(self, token: int) -> bytes:
+            return bytes([token])
+    data = b"a\xe2\x82b\xffc end"
+    text = TokenText(Bytes(), list(data))
+    assert text.find("end") == len("a??b?c ")
+    shown = data.decode("utf-8", "replace")
+    for count in range(len(shown) + 1):
+        seen = text.shown(count)
+        assert seen._shown() == repr(shown[:count]), count
+    with pytest.raises(UserError, match="'end' is not in the text, which is"):
+        text.shown(len(shown) - 1).find("end")
+    assert text.shown(len(shown)).find("end") == text.find("end")

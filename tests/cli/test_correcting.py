@@ -49,6 +49,22 @@ def dialogue(language, capfd):
 
 # By lines.
 
+def test_a_place_behind_a_stop_string_is_none(language, capfd):
+    def made(**more):
+        return Dialogue(Conversation(language, chat_template=TEMPLATE, temperature=0, max_tokens=16, **more), False)
+    made().take("Hello there")
+    said = capfd.readouterr().out
+    word = next(w for w in said.split()[2:] if len(w) > 3 and said.count(w[1:]) == 1)
+    dialogue = made(stop=word[1:])
+    dialogue.take("Hello there")
+    shown = capfd.readouterr().out.rstrip("\n")
+    assert word[1:] not in shown and word[1:] in dialogue.talk.session.text
+    for line in (f"/edit {word[1:]} => Emma", f"/edit {word} => Emma", f"/edit {word[1:]} =>"):
+        with pytest.raises(UserError, match="is not in the text, which is"):
+            dialogue.take(line)
+        assert dialogue.talk.answer == shown and capfd.readouterr().out == ""
+
+
 def test_a_place_is_edited(dialogue):
     said = dialogue("Hello there").out.rstrip("\n")
     talk = dialogue.made.talk

@@ -151,6 +151,19 @@ def test_a_stop_string_that_begins_before_the_place(server, path):
     assert edit(server, response, path, **change, n=2)["choices"][1]["cut"] == 3, "in each alternative"
 
 
+def test_a_place_is_looked_for_in_what_the_response_has(server):
+    """Not in a stop string that ended it, nor behind that."""
+    said = ask(server, temperature=0)["choices"][0]["text"]
+    word = next(w for w in said.split()[2:] if len(w) > 3 and said.count(w[1:]) == 1)
+    found = ask(server, temperature=0, stop=word[1:])
+    for name in ("text", "after"):
+        status, code, words = refused(server, found["id"], position={name: word[1:]})
+        assert (status, code) == (400, "invalid_place") and words.startswith(f"position.{name}: '{word[1:]}' is not in")
+        assert word not in words.partition("which is")[2]
+    kept = edit(server, found, position={"after": word[0], "which": -1})["edited"]
+    assert said.index(word) + 1 == len(kept["kept"] + kept["injected"])
+
+
 def test_a_running_response_is_stopped_and_edited(model):
     with running(model) as server:
         expected = ask(server, max_tokens=200)
