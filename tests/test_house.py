@@ -2,8 +2,13 @@
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
+import inspect
 import subprocess
 import sys
+import types
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator
 
@@ -109,6 +114,52 @@ def test_files_and_functions_are_short():
                   if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
                   and node.end_lineno - node.lineno >= FUNCTION]
     assert not found, "; ".join(found)
+
+
+def undocumented(module: object) -> Iterator[str]:
+    """Public classes and functions of a module, and public members of these classes, without a docstring of their own
+    or of what they override; what dataclasses write is none."""
+    for name, found in vars(module).items():
+        if name.startswith("_") or getattr(found, "__module__", None) != module.__name__ or not callable(found):
+            continue
+        if isinstance(found, type) or inspect.isfunction(found):
+            if (inspect.getdoc(found) or f"{name}(").startswith(f"{name}("):
+                yield f"{module.__name__}.{name}"
+        for member, value in vars(found).items() if isinstance(found, type) else ():
+            kinds = (property, functools.cached_property, classmethod, staticmethod)
+            if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, kinds)) and \
+                    not inspect.getdoc(getattr(found, member)):
+                yield f"{module.__name__}.{name}.{member}"
+
+
+def test_what_is_public_in_the_python_interface_says_what_it_is():
+    names = [f"m3jit.api.{path.stem}" for path in sorted((ROOT / "m3jit/api").glob("*.py")) if path.stem != "__init__"]
+    found = [name for module in map(importlib.import_module, names) for name in undocumented(module)]
+    assert not found, f"without a docstring: {', '.join(found)}"
+
+
+def test_a_member_without_a_docstring_is_found():
+    @dataclass
+    class Plain:
+        number: int
+
+    class Made:
+        """A class."""
+
+        def said(self) -> None:
+            """What it does."""
+
+        def unsaid(self) -> None:
+            pass
+
+        @property
+        def unsaid_too(self) -> int:
+            return 1
+    module = types.ModuleType(Made.__module__)
+    module.Made, module.Plain, module.plain = Made, Plain, lambda: None
+    name = Made.__module__
+    assert list(undocumented(module)) == [f"{name}.Made.unsaid", f"{name}.Made.unsaid_too", f"{name}.Plain",
+                                          f"{name}.plain"]
 
 
 def test_native_libraries_load_on_first_use():

@@ -45,21 +45,19 @@ def register_value(value: Any, name: str) -> Tensor | int | float:
 def tensor_of(array: np.ndarray, name: str) -> Tensor:
     """A tensor over an array's memory, or over a copy when that is not aligned, contiguous and little-endian."""
     if array.dtype.name == "bfloat16":
-        return Tensor.of(_plain(array.view(np.uint16)), BF16)
+        return Tensor.of(plain(array.view(np.uint16)), BF16)
     if array.dtype.name not in ("float64",) and numpy_dtype(array.dtype.name) is None:
         raise UserError(f"{name}: no tensor type for NumPy dtype {array.dtype}; use float32, float16, an integer of at "
                         f"most 64 bits that is signed (or uint8), bool, or an m3jit.Tensor")
     try:
-        return Tensor.of(_plain(np.asarray(array)))
+        return Tensor.of(plain(np.asarray(array)))
     except TypeError as e:
         raise UserError(f"{name}: {e}") from None
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
+def plain(array: np.ndarray) -> np.ndarray:
+    """The array itself where it is contiguous and aligned, else a copy that is."""
     return array if array.flags.c_contiguous and array.flags.aligned else array.copy("C")
-
-
-plain = _plain
 
 
 def python_value(value: Any, name: str) -> Any:

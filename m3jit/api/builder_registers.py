@@ -17,6 +17,7 @@ class Scope:
     numbers: dict[Value, Reg] = field(default_factory=dict)
 
     def mention(self, value: Value) -> None:
+        """Take a value in, unless it is there already."""
         if value not in self.numbers:
             self.numbers[value] = Reg(value.bank, ABSENT)          # no number yet
             self.values.append(value)

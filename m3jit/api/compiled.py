@@ -42,10 +42,12 @@ class Interface:
 
     @property
     def input_keys(self) -> list[Key]:
+        """The compiler's names of the inputs, in order."""
         return [key_of(r) for r in self.inputs.values()]
 
     @property
     def output_keys(self) -> list[Key]:
+        """The compiler's names of the outputs, in order."""
         return [key_of(r) for r in self.outputs.values()]
 
 
@@ -73,6 +75,7 @@ class Registers:
         self.values, self.view = values, view
 
     def get(self, key: Any) -> Any:
+        """The value of a register; None: it was never written."""
         return self.values[key] if key in self.values else self.view.unwritten.get(key)
 
     def pick(self, guards: Any) -> list[Any]:

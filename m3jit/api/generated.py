@@ -32,6 +32,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
+        """Both together."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -44,6 +45,7 @@ class Choice:
 
     @property
     def text(self) -> str:
+        """The bytes as UTF-8; those that are part of no character in it as U+FFFD."""
         return self.data.decode("utf-8", "replace")
 
 
@@ -97,6 +99,7 @@ class GeneratedText:
 
     @property
     def usage(self) -> Usage:
+        """Tokens of the prompt and of the text so far."""
         return Usage(self.prompt_tokens, len(self.tokens))
 
     def take_logprobs(self, item: Any) -> None:

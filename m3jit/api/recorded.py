@@ -292,23 +292,28 @@ def _end_at_exit(journal: "weakref.ref[Journal]", process: int) -> None:
             found.end_now()
 
 
-def _noted(name: str) -> Callable:
-    """A method of the class that this one is made of, through the course."""
+def _noted(base: type, *names: str) -> Iterator[Callable]:
+    """Methods of the class that another one is made of, through the course."""
+    for name in names:
+        yield _through_course(base, name)
+
+
+def _through_course(base: type, name: str) -> Callable:
+    @functools.wraps(getattr(base, name))
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
-        return self.course.call(self, name, arguments, named,
-                                lambda: getattr(super(type(self)._here, self), name)(*arguments, **named))
-    method.__name__ = name
+        return self.course.call(self, name, arguments, named, lambda: getattr(base, name)(self, *arguments, **named))
     return method
 
 
 class RecordedSession(Session):
-    """A `Session` that is recorded: its log, then the arguments of `Session`.
+    """A `Session` that is recorded: its log (the name of a file, which is overwritten), then the arguments of
+    `Session`.
 
     A machine that fails ends the log, and the session cannot go on; nor does it load what was saved.  The prefix index
     of its model is left alone.  UserError: the log cannot be written, a policy of one's own."""
     course: Course
-    append, rollback, inject, become, undo, snapshot, restore, generate = map(
-        _noted, ("append", "rollback", "inject", "become", "undo", "snapshot", "restore", "generate"))
+    append, rollback, inject, become, undo, snapshot, restore, generate = _noted(
+        Session, "append", "rollback", "inject", "become", "undo", "snapshot", "restore", "generate")
 
     def __init__(self, log: str | Path | Course, model: LanguageModel | str = "default", prompt: Prompt | None = None,
                  *, _part: bool = False, **given: Any):
@@ -361,7 +366,9 @@ class RecordedSession(Session):
             self.course.looping = before
 
     def fork(self) -> "RecordedSession":
-        """As `Session.fork`; the fork is part of the log, and shares the machine."""
+        """As `Session.fork`; the fork is part of the log, and shares the machine: one of them generates at a time.
+
+        UserError: the session is closed or in use, or the recording has ended."""
         return self.course.call(self, "fork", (), {}, self._fork)
 
     def _fork(self) -> "RecordedSession":
@@ -375,7 +382,8 @@ class RecordedSession(Session):
             return other
 
     def close(self) -> None:
-        """End it; with the last one of a log, the machine and the log."""
+        """End it; with the last one of a log, the machine and the log.  A log whose sessions are never all closed ends
+        with the process.  LogFailed: the rest of the log cannot be written."""
         if not self._closed:
             self.course.call(self, "close", (), {}, self._close)
 
@@ -395,16 +403,13 @@ class RecordedSession(Session):
     _load = load
 
 
-RecordedSession._here = RecordedSession                # type: ignore[attr-defined]
-
-
 class RecordedConversation(Conversation):
     """A `Conversation` that is recorded: its log, then the arguments of `Conversation`.  As `RecordedSession`.
 
     shown: the log also has what a command showed beside the pieces (`Journal.show`)."""
     course: Course
-    say, resume, correct, undo_correction, undo, reset = map(
-        _noted, ("say", "resume", "correct", "undo_correction", "undo", "reset"))
+    say, resume, correct, undo_correction, undo, reset = _noted(
+        Conversation, "say", "resume", "correct", "undo_correction", "undo", "reset")
 
     def __init__(self, log: str | Path | Course, model: LanguageModel | str = "default", system: str | None = None, *,
                  shown: bool = False, **given: Any):
@@ -420,6 +425,7 @@ class RecordedConversation(Conversation):
 
     @property
     def system(self) -> str | None:
+        """As `Conversation.system`; setting it is part of the log."""
         return self._system
 
     @system.setter
@@ -427,7 +433,7 @@ class RecordedConversation(Conversation):
         self.course.call(self, "system", (text,), {}, lambda: Conversation.system.fset(self, text))       # type: ignore
 
     def fork(self) -> "RecordedConversation":
-        """As `Conversation.fork`; the fork is part of the log, and shares the machine."""
+        """As `Conversation.fork`; the fork is part of the log, and shares the machine, as `RecordedSession.fork`."""
         return self.course.call(self, "fork", (), {}, self._fork)
 
     def _fork(self) -> "RecordedConversation":
@@ -445,5 +451,3 @@ class RecordedConversation(Conversation):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-RecordedConversation._here = RecordedConversation      # type: ignore[attr-defined]

@@ -145,8 +145,9 @@ def plan(model: LanguageModel, original: Ticket, asked: EditRequest) -> Edit:
 
 
 def _place(tokenizer: Any, tokens: Sequence[int], asked: EditRequest, seen: int | None) -> Place:
-    """The place in the text of these tokens; seen: characters of it that the response has (None: all).  ApiError 400: it
-    is not there."""
+    """The place in the text of these tokens; seen: characters of it that the response has (None: all).
+
+    ApiError 400: it is not there."""
     if asked.token is not None:
         if asked.token > len(tokens):
             raise ApiError(400, f"position.token: {asked.token}, but the answer has {len(tokens)} tokens; give 0 to "
