@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator, Sequence
 
 from m3jit.durable import inputs
 from m3jit.durable.states import expect, whole
@@ -18,6 +18,7 @@ from m3jit.errors import Trap
 from m3jit.vm.audio_ring import AudioRing
 from m3jit.vm.commit import Store, attribute
 from m3jit.vm.context import DONE, KILLED, PRIORITIES, READY, WAITING, ByInput, Context, Root
+from m3jit.vm.held import REGISTERS, distinct
 from m3jit.vm.locks import Lock, Waiting
 from m3jit.vm.memory import SHARED, ContextMemory, Pages
 from m3jit.vm.scheduler import UNLIMITED
@@ -35,16 +36,22 @@ def named_snapshots(roots: Iterable[Root], but: Snapshot | None = None) -> list[
     found: dict[int, Snapshot] = {} if but is None else {but.id: but}
     todo = list(roots)
     while todo:
-        root = todo.pop()
-        frame, banks = root.frames, [root.R]
-        while frame is not None:
-            banks.append(frame.R)
-            frame = frame.parent
-        for value in itertools.chain.from_iterable(banks):
-            if value.__class__ is SnapshotHandle and value.id not in found and (snapshot := value.get()) is not None:
-                found[value.id] = snapshot
+        for snapshot in _names(todo.pop()):
+            if snapshot.id not in found:
+                found[snapshot.id] = snapshot
                 todo.append(snapshot.root)
     return [found[n] for n in sorted(found) if found[n] is not but]
+
+
+def _names(root: Root | Context) -> Iterator[Snapshot]:
+    """The live snapshots in the registers of a root and its callers."""
+    frame, banks = root.frames, [root.R]
+    while frame is not None:
+        banks.append(frame.R)
+        frame = frame.parent
+    for value in itertools.chain.from_iterable(banks):
+        if value.__class__ is SnapshotHandle and (snapshot := value.get()) is not None:
+            yield snapshot
 
 
 def contexts_of(vm: Any) -> list[Context]:
@@ -157,10 +164,10 @@ def _peek(owner: Any, name: str) -> int:
 # -- reading ----------------------------------------------------------------------------------------------------------
 class Whole:
     """A machine's tree, read and checked.  `stores`: what makes a machine of it; `main`: the main context's entry, or
-    None when it has ended."""
+    None when it has ended.  root: of the main context.  given: handles of snapshots that the host gets."""
 
-    def __init__(self, reading: Any, tree: Any):
-        contexts, turns, shared, rings, given, locks, trap, numbers, window = tree
+    def __init__(self, reading: Any, tree: Any, root: Root, given: Sequence[SnapshotHandle]):
+        contexts, turns, shared, rings, sources, locks, trap, numbers, window = tree
         self.reading, self.vm = reading, reading.vm
         vm = self.vm
         limit = vm.context_limit
@@ -175,7 +182,7 @@ class Whole:
         self.next_context, self.next_handle, self.next_snapshot = (whole(n, 1, MOST, "a number") for n in numbers)
         expect(not self.contexts or max(self.contexts) < self.next_context, "a context that comes later")
         self.rings, stores = inputs.unpack_rings(rings, reading)
-        self.sources, more = inputs.unpack_inputs(given, reading)
+        self.sources, more = inputs.unpack_inputs(sources, reading)
         self.stores += [*stores, *more, *self._locks(locks), *self._turns(turns)]
         self._waits(contexts)
         memory = reading.memory([] if shared is None else [shared], [], (SHARED,))
@@ -185,7 +192,7 @@ class Whole:
                         attribute(vm.scheduler, "contexts", self.contexts),
                         attribute(vm, "_first_trap", _trap(trap)), attribute(vm, "_slicing", None),
                         *(attribute(c, "ahead", None) for c in vm.scheduler.contexts.values()),    # (see `remove`)
-                        *self._window(window)]
+                        *self._window(window, root, given)]
 
     def _context(self, entry: list[Any]) -> None:
         """A context at its place."""
@@ -275,10 +282,19 @@ class Whole:
             return source.wait_for_frames(at, whole(rest[2], 0, MOST, "frames"))
         return Wait(lambda: True, what, external)
 
-    def _window(self, tree: list[Any]) -> list[Store]:
+    def _window(self, tree: list[Any], root: Root, given: Sequence[SnapshotHandle]) -> list[Store]:
         snapshots = self.vm.snapshots
-        window = snapshots.window
+        window, limit = snapshots.window, snapshots.bound.limit
         ring = [self.reading.snapshot(whole(n, 0, MOST, "a snapshot")) for n in tree][-window:] if window else []
+        running = [root if c is self.main else c for c in self.contexts.values()]
+        kept = {s for s in (*ring, *(h.get() for h in given), *(s for r in running for s in _names(r)))
+                if s is not None}
+        seen: set[int] = set()
+        distinct(running, seen)
+        held = distinct((s.root for s in kept), seen) + REGISTERS * len(kept)
+        expect(held <= limit, f"its snapshots hold {held} bytes that no running context has, more than the {limit} "
+                              f"they may (snapshot_memory); raise the bound: m3jit run --snapshot-memory SIZE, "
+                              f"VM(snapshot_memory=...)")
         return [attribute(snapshots, "_ring", ring), attribute(snapshots, "_at", len(ring) % max(window, 1))]
 
 

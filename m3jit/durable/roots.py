@@ -190,10 +190,13 @@ class Unpacking:
         """strangers: contexts that it names may have been those of another run."""
         self.vm, self.store, self.strangers = vm, store, strangers
         self._main_taken = False
-        self._renamed: dict[int, int] = {}             # contexts of another run -> numbers that no context has
+        self._renamed: dict[int, int] = {}             # contexts of another run -> numbers that none has had here
+        self._fresh = next(vm._ids)
+        vm._ids = itertools.count(self._fresh)
         self.left = 2 * vm.xp.limit_bytes              # bytes that may still be allocated
         self._pages: dict[tuple[bytes, int], Any] = {}
         self._blobs: dict[Ref, bytes] = {}
+        self.tensors: dict[tuple, Tensor] = {}         # by content, type and shape
         self._models = [self._found(*m) for m in models]
         self._numbers: dict[int, int] = {}             # handle as stored -> here
         self._next = next(vm.machine._handles)
@@ -294,14 +297,10 @@ class Unpacking:
         return found
 
     def context(self, stored: Any) -> int:
-        """A context's number here: the same; strangers: unless that is a live one, which is another."""
+        """A context's number here: the same; strangers: one of its own, that no context has had here."""
         whole(stored, 1, MAX_NUMBER, "a context")
-        if self.strangers and any(c.id == stored for c in self.vm.memory.contexts()):
-            if stored not in self._renamed:
-                number = next(self.vm._ids)
-                self.vm._ids = itertools.count(number + 1)
-                self._renamed[stored] = number
-            stored = self._renamed[stored]
+        if self.strangers:
+            stored = self._renamed.setdefault(stored, self._fresh + len(self._renamed))
         self._contexts = max(self._contexts, stored)
         return stored
 
@@ -331,8 +330,8 @@ class Unpacking:
             if number not in self._snapshots:
                 here = stored[number]
                 self._top = max(self._top, here)
-                whole(context, 0, MAX_NUMBER, "a context")
-                self._snapshots[number] = new_snapshot(here, stored.get(parent, parent), None, resume, context, store)
+                taken_by = self.context(context) if context else 0
+                self._snapshots[number] = new_snapshot(here, stored.get(parent, parent), None, resume, taken_by, store)
 
     def handle_to(self, snapshot: list[Any]) -> SnapshotHandle:
         """A strong handle of a stored snapshot."""
@@ -360,7 +359,7 @@ class Unpacking:
             if found.id == number:
                 return found
         store = self.vm.snapshots
-        return new_snapshot(store.new_id(), 0, root, index, self.vm.main.id, store)
+        return new_snapshot(store.new_id(), 0, root, index, 0 if self.strangers else self.vm.main.id, store)
 
     def fill(self, snapshot: list[Any], main: Any) -> None:
         """Give a snapshot its root.  main: the tree of the version's."""

@@ -70,11 +70,17 @@ def unpack_tensor(tree: Any, unpacking: Any) -> Tensor:
     else:
         stored = shape
     nbytes = math.prod(stored) * (1 if dtype.is_block else dtype.nbytes)
+    key = (content, code, shape)
+    if key in unpacking.tensors:                       # of another root: they have it together
+        return unpacking.tensors[key]
     raw = unpacking.data(content, nbytes)
     array = np.frombuffer(raw, np.uint8) if dtype.is_block else np.frombuffer(raw, dtype.numpy)
     if dtype.kind == "bool":
         expect(not nbytes or int(np.frombuffer(raw, np.uint8).max()) <= 1, "a BOOL that is neither 0 nor 1")
-    return Tensor(dtype, shape, array.reshape(stored))
+    made = Tensor(dtype, shape, array.reshape(stored))
+    if content.__class__ is Ref:
+        unpacking.tensors[key] = made
+    return made
 
 
 # -- key/value streams ------------------------------------------------------------------------------------------------

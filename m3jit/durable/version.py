@@ -165,7 +165,7 @@ class Loaded:
         for snapshot in (*named, *given):
             reading.fill(snapshot, main)
         self.newest = reading.snapshot_id(newest)
-        self.machine = None if machine is None else contexts.Whole(reading, machine)
+        self.machine = None if machine is None else contexts.Whole(reading, machine, self.root, self.given)
         if self.machine is None:
             for root in (self.root, *reading.roots()):
                 inputs.check_positions(vm, root)

@@ -88,10 +88,10 @@ def test_what_is_pushed_while_a_machine_is_restored_goes_behind_what_comes_back(
     pushing = threading.Thread(target=push)
     window = contexts.Whole._window
 
-    def slowly(whole: Any, tree: Any) -> Any:          # the inputs have been read, and nothing is stored yet
+    def slowly(whole: Any, *arguments: Any) -> Any:    # the inputs have been read, and nothing is stored yet
         pushing.start()
         pushing.join(0.05)
-        return window(whole, tree)
+        return window(whole, *arguments)
     with Store.open(tmp_path / "s") as store:
         store.commit(vm, "a")
         monkeypatch.setattr(contexts.Whole, "_window", slowly)

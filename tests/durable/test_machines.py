@@ -422,6 +422,9 @@ def test_versions_that_do_not_fit_the_machine_are_refused(tmp_path):
     refused("plain", r"'plain' version 1: cannot be restored: it has 4 contexts, more than this machine may have \(2, "
                      r"context_limit\); raise the limit: m3jit run --context-limit N, VM\(context_limit=...\)",
             context_limit=2)
+    refused("plain", r"'plain' version 1: cannot be restored: its snapshots hold \d+ bytes that no running context "
+                     r"has, more than the 100 they may \(snapshot_memory\); raise the bound: m3jit run "
+                     r"--snapshot-memory SIZE, VM\(snapshot_memory=...\)", snapshot_memory=100)
     committed("sound", lambda vm: sound(vm).push(np.ones(5)))
     refused("sound", "its sound AUDIO_PCM has 1 channels at 1000 Hz, and the ring attached here 2 at 8000; attach one "
                      r"of the same kind \(VM.audio_input\)", lambda vm: sound(vm, 8000, 1.0, 2))

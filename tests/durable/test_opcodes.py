@@ -412,3 +412,41 @@ def test_what_is_appended_and_not_on_the_disk_has_a_bound(tmp_path):
         disk.append(None, end, bytes(3 * PENDING), False)
         assert store.length("run") == end + 3 * PENDING
         disk.close()
+
+
+def test_contexts_of_another_run_get_numbers_of_their_own(tmp_path):
+    """Not those of contexts here, and no two the same; snapshots that they took are nobody's here."""
+    source = """
+        COMPARE rAgain, 1
+        IF_EQUAL again
+        SPAWN_CONTEXT rA, ends, GREEN
+        SPAWN_CONTEXT rB, ends, GREEN
+        FORK rS
+        CHECKPOINT_SAVE "ck"
+        HALT
+    again:
+        SPAWN_CONTEXT rMine, ends, GREEN
+        CHECKPOINT_RESTORE rQ, "ck"
+        MOV rHere, rMine
+        ABORT rQ
+        SPAWN_CONTEXT rNext, ends, GREEN
+        HALT
+    ends:
+        YIELD
+        JUMP ends
+    """
+    def made(again: int) -> VM:
+        vm = machine(source, tmp_path)
+        vm.set("rAgain", again)
+        return vm
+    first = made(0)
+    first.step(40)
+    assert (first.get("rA").id, first.get("rB").id) == (2, 3) and len(first.scheduler.contexts) == 2
+    first.checkpoints.close()
+    other = made(1)
+    while other.main.index < other.image.index_of[other.image.pcs[-3]]:
+        other.step(1)
+    numbers = [other.get(name).id for name in ("rA", "rB")]
+    live = set(other.scheduler.contexts)
+    assert live == {1, 2, 6} and numbers == [4, 5] and other.get("rNext").id == 6
+    assert not {s.context for s in other.snapshots.live()} & live

@@ -156,6 +156,30 @@ def test_snapshots_that_hold_too_much_are_not_restored(tmp_path):
         store.restore(m3jit.VM(program, backend="interpreter"), "a")
 
 
+def test_the_bound_is_that_of_snapshots_which_are_kept(tmp_path):
+    """Those of the window, in registers and given to the host; not what running contexts have as well."""
+    program = m3jit.assemble("ADD rX, rX, rX\nFORK rS\nMOV rOld, rS\nADD rX, rX, rX\nFORK rS\nLOADI rOld, 0\n"
+                             "ADD rX, rX, rX\nHALT", "kept.m3asm")
+    size = 400_000
+
+    def made(**options: Any) -> Any:
+        return m3jit.VM(program, backend="interpreter", **options)
+    with Store.open(tmp_path / "s") as store:
+        vm = made()
+        vm.set("rX", np.ones(size // 4, np.float32))
+        for steps in (6, 1):
+            vm.step(steps)
+            store.commit(vm, f"after {steps}")
+        # Behind the second FORK the newest snapshot's tensor is the running context's too.
+        for name, window, tensors in (("after 6", 64, 1), ("after 6", 0, 0), ("after 1", 64, 2), ("after 1", 0, 1)):
+            with pytest.raises(StoreError, match="snapshot_memory"):
+                store.restore(made(snapshot_memory=tensors * size + 1, snapshot_window=window), name)
+            other = made(snapshot_memory=tensors * size + 3 * 4096, snapshot_window=window)
+            store.restore(other, name)
+            other.run()
+            assert other.get("rX").data[0] == 8.0
+
+
 def test_snapshots_of_the_host_are_stored_when_given(tmp_path):
     vm = every_kind()
     vm.step(30)
