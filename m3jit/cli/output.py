@@ -134,7 +134,8 @@ def statistics(vm: Any, output: Output, seconds: float, began: float) -> str:
         weights = compiler.weights
         if weights.mapped or weights.in_memory:
             rows.append(("repacked weights", f"{weights.mapped / 1e6:.1f} MB mapped from the cache, "
-                                             f"{weights.in_memory / 1e6:.1f} MB in memory"))
+                                             f"{weights.in_memory / 1e6:.1f} MB in memory" +
+                         (f" ({weights.reason})" if weights.in_memory and weights.reason else "")))
     try:
         import resource
         rows.append(("peak memory", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB, "

@@ -2,8 +2,9 @@
 
 A layout file holds the packed bytes alone behind a 64-byte header (magic, length, checksum of the key text).  Files are
 written to a temporary name and renamed, so that concurrent processes see a whole file or none; a file of the wrong
-length or header is removed and made again.  When the cache directory cannot be written, packed weights live in memory
-and `WeightStore.in_memory` counts their bytes (`m3jit doctor` and --stats say so).
+length or header is removed and made again.  When the cache directory cannot be written (not ours, a full disk), packed
+weights live in memory: `WeightStore.in_memory` counts their bytes and `reason` says why (--stats shows both, `m3jit
+doctor` tries the folder); no more files are written then by that store.
 
 Weights are looked through for values and scales that are not finite when they are packed for the first time, and small
 ones (norms, biases) whenever they are loaded: a `WeightWarning` names tensor and place.  `m3jit verify` looks at all.
@@ -78,6 +79,8 @@ class WeightStore:
         self._held: weakref.WeakKeyDictionary[Tensor, dict[str, np.ndarray]] = weakref.WeakKeyDictionary()
         self.lock = threading.Lock()
         self.progress = progress
+        self.reason = "" if self.root is not None else "M3JIT_CACHE_DIR is empty"     # why weights are kept in memory
+        self._writes = True
 
     @property
     def mapped(self) -> int:
@@ -131,41 +134,51 @@ class WeightStore:
         if found is not None:
             return found
         warn_where_not_finite(t)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with NewFile(path, prefix=".part", suffix="") as new:
-                pieces = _Pieces(new.handle)
-                pieces.write(head)
-                step = max(1, PIECE_BYTES // max(1, t.dtype.row_bytes(cols)) // layout.ROWS) * layout.ROWS
-                for at in range(0, rows, step):
-                    part = raw[at:at + step]
-                    pieces.write(layout.repack(t.dtype, part, len(part), cols))
-                pieces.flush()
-                new.handle.flush()
-                os.fsync(new.handle.fileno())
-                new.commit(mode=0o600)
-        except OSError:
-            return layout.repack(t.dtype, raw, rows, cols)
-        found = self._map(path, head, nbytes)
+        if self._writes:
+            try:
+                self._write(path, head, t, raw)
+            except OSError as e:
+                self.reason, self._writes = f"{path.parent}: {e.strerror or e}", False
+            else:
+                found = self._map(path, head, nbytes)
         if found is None:
             return layout.repack(t.dtype, raw, rows, cols)
         if cache_files.look_now(name):
             self.trim()
         return found
 
+    def _write(self, path: Path, head: bytes, t: Tensor, raw: np.ndarray) -> None:
+        """Make the file of a weight.  OSError."""
+        rows, cols = len(raw), t.shape[-1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NewFile(path, prefix=".part", suffix="") as new:
+            pieces = _Pieces(new.handle)
+            pieces.write(head)
+            step = max(1, PIECE_BYTES // max(1, t.dtype.row_bytes(cols)) // layout.ROWS) * layout.ROWS
+            for at in range(0, rows, step):
+                part = raw[at:at + step]
+                pieces.write(layout.repack(t.dtype, part, len(part), cols))
+            pieces.flush()
+            new.handle.flush()
+            os.fsync(new.handle.fileno())
+            new.commit(mode=0o600)
+
     def _map(self, path: Path, head: bytes, nbytes: int) -> np.ndarray | None:
+        """The bytes of a weight's file; None when there is none, or none that can be used (`reason`, or it is
+        removed)."""
         try:
             with open(path, "rb") as f:
                 if f.read(HEADER) == head and os.fstat(f.fileno()).st_size == HEADER + nbytes:
-                    os.utime(path)
+                    with contextlib.suppress(OSError):           # another user's: it is as good
+                        os.utime(path)
                     mapped = np.memmap(f, np.uint8, "r", HEADER, (nbytes,))
                     _in_large_pages(mapped.base)
                     return mapped.view(np.ndarray)
+            path.unlink(missing_ok=True)
         except FileNotFoundError:
-            return None
-        except OSError:
-            return None
-        path.unlink(missing_ok=True)
+            pass
+        except OSError as e:
+            self.reason = f"{path}: {e.strerror or e}"
         return None
 
     def trim(self, limit: int = LIMIT_BYTES) -> int:

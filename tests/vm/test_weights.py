@@ -2,19 +2,23 @@
 in."""
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from m3jit.api.generation import load_model
 
+from m3jit.frontend import assemble
 from m3jit.isa.types import DTYPES, Tensor
 from m3jit.kernels import layout
 from m3jit.vm import regions, weights
+from m3jit.vm.vm import VM
 from m3jit.vm.weights import HEADER, WeightStore
 
 
@@ -98,3 +102,69 @@ def test_a_model_that_is_gone_leaves_no_weights():
     assert held() > before
     del model
     assert held() <= before
+
+
+def packed_by(store: WeightStore, seed: int) -> bytes:
+    dtype = DTYPES["Q8_0"]
+    raw = np.random.default_rng(seed).integers(0, 60, (32, dtype.row_bytes(64)), np.uint8)
+    tensor = Tensor.blocks(dtype, (32, 64), raw)
+    kept = store.array(tensor, "R16").tobytes()
+    assert kept == layout.repack(dtype, raw, 32, 64).tobytes()
+    store.tensors = [*getattr(store, "tensors", []), tensor]             # type: ignore[attr-defined]
+    return kept
+
+
+def test_why_weights_are_kept_in_memory(tmp_path, monkeypatch):
+    """A disk that is full says so once; what is there already is still mapped."""
+    before = WeightStore(tmp_path)
+    size, tries = len(packed_by(before, 1)), []
+    assert (before.reason, before.in_memory) == ("", 0)
+
+    def full(fd: int) -> None:
+        tries.append(fd)
+        raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "fsync", full)
+    store = WeightStore(tmp_path)
+    for seed in (2, 3, 1):
+        packed_by(store, seed)
+    assert (store.in_memory, store.mapped, len(tries)) == (2 * size, size, 1)
+    assert store.reason.startswith(str(tmp_path)) and store.reason.endswith(": No space left on device")
+    assert not list(tmp_path.rglob(".part*"))
+    assert WeightStore(None).reason == "" or os.environ.get("M3JIT_CACHE_DIR") == ""
+
+
+@pytest.mark.parametrize("call", ["utime", "open"])
+def test_a_cache_of_another_user(tmp_path, monkeypatch, call):
+    """A file that may be read and not touched is mapped; one that may not be read is said."""
+    size = len(packed_by(WeightStore(tmp_path), 1))
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+    store = WeightStore(tmp_path)
+    if call == "utime":
+        monkeypatch.setattr(os, "utime", refused)
+    else:
+        monkeypatch.setattr(weights, "open", refused, raising=False)
+    packed_by(store, 1)
+    if call == "utime":
+        assert (store.reason, store.mapped, store.in_memory) == ("", size, 0)
+    else:
+        assert store.reason.endswith(".bin: Operation not permitted") and store.in_memory == size
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_reason_is_in_the_statistics(tmp_path, full):
+    from m3jit.cli.output import Output, statistics
+    place = tmp_path / "file"
+    if full:
+        place.write_text("no folder")
+    store = WeightStore(place)
+    packed_by(store, 1)
+    compiler = SimpleNamespace(timings={}, engine=None, weights=store)
+    vm = VM(assemble("HALT", "stats.m3asm"), backend="interpreter")
+    vm.regions = SimpleNamespace(regions=[SimpleNamespace(entries=1)], compiler=compiler, retired=0)
+    row = next(line for line in statistics(vm, Output(), 1.0, 0.0).splitlines() if "repacked weights" in line)
+    if full:
+        assert "0.0 MB mapped from the cache" in row and row.endswith("Not a directory)") and f"({place}" in row
+    else:
+        assert row.endswith("0.0 MB in memory")
