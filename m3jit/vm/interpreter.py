@@ -20,7 +20,7 @@ from m3jit.errors import (Deadlock, Divergence, InternalError, Interrupted, Limi
 from m3jit.ir.eager_scalar import PREDICATES
 from m3jit.isa.fields import Reg
 from m3jit.vm import binding
-from m3jit.vm.commit import attribute, commit
+from m3jit.vm.commit import attribute, commit, commit_columns
 from m3jit.vm.context import WAITING, Context
 from m3jit.vm.image import Image, show
 from m3jit.vm.stopping import StopWord
@@ -28,6 +28,7 @@ from m3jit.vm.values import WRITABLE
 from m3jit.vm.waiting import Blocked
 
 SLOW = -1
+_SET = (setattr,) * 3
 PARKED_HERE = -1                   # what `Regions.enter` gives for a context that is to wait at the region
 ENDS_THE_RUN = (SinkClosed, LimitError, Interrupted, Deadlock, Divergence, UnsupportedError)   # no instruction's fault
 Handler = binding.Handler
@@ -77,6 +78,8 @@ class Interpreter:
         self.watch: Callable[[Context, int, int, int], None] | None = None
         self.plain: dict[int, Handler] = {}           # region entries: how the instruction itself is executed
         self._stops: tuple[int, ...] = ()             # instructions that somebody stops in front of
+        self.looks = frozenset(i for i, ins in enumerate(image.instructions)
+                               if ins.op.control == "interrupt" and ins.args.get("flag") is None)
         for pc in (regions.entries if regions is not None else ()):
             self.mark_entry(pc)
 
@@ -207,15 +210,17 @@ class Interpreter:
         fast, slow = self._bind(i)
         self.plain[i] = fast if fast is not None else slow
         regions, heads, index_of, end = self.regions, self.heads, self.image.index_of, len(self.image.pcs)
-        plain, is_fast = self.plain[i], fast is not None
+        plain, is_fast, looks = self.plain[i], fast is not None, self.looks
 
         def enter(ctx: Context) -> int:
-            ctx.index = i
+            ctx.index, before = i, ctx.retired
             new = regions.enter(ctx, pc)
             if new is not None:
                 if new == PARKED_HERE:        # ctx.leave is set: the slice ends before the region
                     return -2 - i
                 j = index_of.get(new, end)   # past the last instruction: traps there
+                if j in looks and ctx.retired - before < ctx.budget and self._sees_nothing(ctx, j):
+                    return j + 1
                 return j if j in heads else -2 - j
             nxt = plain(ctx)
             if not is_fast:
@@ -226,6 +231,15 @@ class Interpreter:
             return j if j in heads else -2 - j
         self.handlers[i] = _slow
         self.slow[i] = enter
+
+    def _sees_nothing(self, ctx: Context, i: int) -> bool:
+        """Execute an IF_INTERRUPT in front of which a region was left, if there is none and nobody else looks at it."""
+        if ctx.raised is not False or self.stop.raised or i in self._stops or self.counts is not None or \
+                self.watch is not None or not self.machine.vm.recorder.idle:
+            return False
+        done = ctx.retired + 1
+        commit_columns(_SET, (ctx, ctx, ctx), ("retired", "index", "looked"), (done, i + 1, (done, i + 1)))
+        return True
 
     def stop_in_front(self, indices: Iterable[int], arrived: Callable[[Context], bool]) -> None:
         """From now on ask `arrived` in front of these instructions: true, and it is not executed, the stop word being

@@ -206,7 +206,7 @@ class CompiledRegion:
         if syms is None:
             return None
         seen: dict[int, Any] = {}
-        if not self.streams.match(regs, seen):
+        if self.region.kv and not self.streams.match(regs, seen):
             return None
         if self.cells.states and not self.cells.match(regs, seen):
             return None
@@ -247,13 +247,14 @@ class CompiledRegion:
         Registers are written back according to the exit taken."""
         try:
             commits = self._reserve(regs, syms) if self.region.kv else {}
-            results = self._results(syms)
+            results = self._results(syms) if self.results else NOTHING
             layout = self._layout(syms)
             words = layout.words
             held = self.fill(layout.frame, words, regs, commits, layout.known, stop_address, budget)
         except MemoryError:                            # interpreted, the instruction at fault says what it needs
             return None, 0
-        put(words, results.words, results.addresses)
+        if results.words:
+            put(words, results.words, results.addresses)
         layout.call()
         left = self.leave(words, regs, results.arrays, held, syms)
         layout.owner.append(layout)
@@ -273,7 +274,8 @@ class CompiledRegion:
             t = regs.get(k)
             alive.append(t)
             words[word] = address_of(t.data)
-        put(words, self.integer_words, regs.pick(self.integers))
+        if self.integer_words:
+            put(words, self.integer_words, regs.pick(self.integers))
         if self.float_words:
             frame.view(np.float64)[self.float_words] = regs.pick(self.floats)
         words[STOP] = stop_address
@@ -326,11 +328,13 @@ class CompiledRegion:
         """Give the registers what they hold behind an exit: everything is made before anything is written.  retired:
         instructions to count with it."""
         values = way.values(regs, numbers, fresh, syms)
-        states: dict[Any, Any] = way.streams(numbers, held.commits)
-        if held.cells is not None:
-            states |= held.cells.leave(way.info.stores)
-        regs.write(way, values, [(k, states[k]) for k in self.region.function.states if k in states] if states else (),
-                   retired)
+        states: Any = ()
+        if held.commits or held.cells is not None:
+            found: dict[Any, Any] = way.streams(numbers, held.commits)
+            if held.cells is not None:
+                found |= held.cells.leave(way.info.stores)
+            states = [(k, found[k]) for k in self.region.function.states if k in found]
+        regs.write(way, values, states, retired)
 
     def _results(self, syms: dict[Sym, int]) -> "Results":
         """Arrays for the tensors the region leaves behind.  MemoryError: there is no room for them."""
@@ -390,6 +394,9 @@ class Results:
     def references(self) -> list[int]:
         """How often each of the arrays is referred to."""
         return [*map(getrefcount, self.arrays.values())]
+
+
+NOTHING = Results((), [])
 
 
 def put(words: memoryview, places: Sequence[int], values: Iterable[int]) -> None:

@@ -57,7 +57,8 @@ class Way:
     def numbers_in(self, words: memoryview) -> "Numbers":
         """What the frame of a context that took this exit holds."""
         floats = np.frombuffer(words, np.float64)[self.float_words].tolist() if len(self.float_words) else ()
-        return self.pick_integers(words), floats, [pick(words) for pick in self.pick_lengths]
+        rows = [pick(words) for pick in self.pick_lengths] if self.pick_lengths else ()
+        return self.pick_integers(words), floats, rows
 
     def numbers(self, frames: np.ndarray) -> list["Numbers"]:
         """What the frames [contexts, words] of contexts that took this exit hold, one for each."""
