@@ -20,8 +20,14 @@ from m3jit.ir.loop_builder import Builder
 from tests.backends import executors as E
 from tests.backends.executors import LAUNCHES, agree
 from tests.backends.kernel_cases import CASES, Case
+from tests.kernels.executors import vector_fmas
 
 FAST = [c for c in CASES if not c.slow]
+# The baseline level has no fma and LLVM needs seconds for what computes it: of the kernels with many, one of each kind.
+MANY_FMAS = 300
+ON_BASELINE = ("attn_blocks_2_1_66x40_q8_0_causal_1", "attn_rows_3_1_8_f16_causal_5", "fused_functions_333",
+               "fused_softmax_2x63", "matmul_rows_F32_1x37x200", "matmul_rows_Q8_0_1x5x96", "qmatmul_gated_Q4_1_Q4_1",
+               "rope_80_NEOX_1")
 # One kernel of each kind of the first slice; PoCL needs seconds for each.
 ON_OPENCL = (
     "fused_chain_4097",
@@ -49,8 +55,9 @@ def opencl_or_skip() -> None:
 
 @by_name(FAST)
 def test_cpu_python_and_ptx(case: Case):
-    """Evaluator, CPU at every level, plain Python, numba; the first slice also as interpreted PTX."""
-    on = [E.EVALUATOR, *E.CPU, E.PLAIN]
+    """Evaluator, CPU levels, plain Python, numba; the first slice also as interpreted PTX."""
+    quick = vector_fmas(case.kernel) <= MANY_FMAS or case.name in ON_BASELINE
+    on = [E.EVALUATOR, *(e for e in E.CPU if quick or e.name != "cpu baseline"), E.PLAIN]
     if not case.heavy:
         on.append(E.NUMBA)
     if case.first_slice:
@@ -65,8 +72,8 @@ def test_opencl(case: Case):
     assert E.opencl_engine().groups[case.kernel.name] >= 2
 
 
-def test_opencl_cases_exist():
-    assert {c.name for c in CASES} >= set(ON_OPENCL)
+def test_named_cases_exist():
+    assert {c.name for c in CASES} >= set(ON_OPENCL) and {c.name for c in FAST} >= set(ON_BASELINE)
 
 
 @by_name([c for c in CASES if c.name.startswith("sample")])
