@@ -36,6 +36,14 @@ class Policy(Protocol):
         of the newest of them."""
 
 
+def checked_policy(policy: Policy | None) -> Policy | None:
+    """A policy, or None.  UserError: it is something else."""
+    if policy is not None and not (hasattr(policy, "keep") and callable(getattr(policy, "due", None))):
+        raise UserError(f"checkpoints: EveryToken, EveryTokens, EverySentence or another policy of "
+                        f"m3jit.api.checkpoints is expected, or None, got {brief(repr(policy))}")
+    return policy
+
+
 def _check(name: str, value: Any, low: int, optional: bool = False) -> None:
     if not (value is None and optional) and (isinstance(value, bool) or not isinstance(value, int) or value < low):
         raise UserError(f"{name}: a whole number from {low}{' or None' if optional else ''} is expected, got "

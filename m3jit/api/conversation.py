@@ -22,7 +22,7 @@ from m3jit.api.generated import FinishReason
 from m3jit.api.generation import LanguageModel
 from m3jit.api.session import ContextFull, Session, SessionState
 from m3jit.api.session_state import Current
-from m3jit.errors import UserError
+from m3jit.errors import UserError, brief
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.commit import Store as Stored
@@ -32,6 +32,7 @@ from m3jit.vm.vm import VM
 __all__ = ["ContextFull", "Conversation"]
 
 KEPT = 64                           # states before messages that a conversation holds
+PLACES = ("to_token", "to_text", "after_text", "which")                    # what says where a correction begins
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Conversation:
         self.model = model if isinstance(model, LanguageModel) else LanguageModel(model, Models())
         if settings.get("logprobs") is not None:
             raise UserError("logprobs: a conversation gives text alone; m3jit.load_model(..).generate gives them")
+        if now is not None and not isinstance(now, datetime):
+            raise UserError(f"now: a datetime is expected, got {brief(repr(now))}")
         self.template = self.model.template(chat_template)
         self.session: Session = self._sessions(self.model, checkpoints=checkpoints, options=options, backend=backend,
                                                threads=threads, **settings)
@@ -113,6 +116,8 @@ class Conversation:
         answer that was stopped before its first token takes the message back.
 
         ContextFull: the conversation no longer fits; the message is not taken.  UserError: the template refuses it."""
+        if not isinstance(text, str):
+            raise UserError(f"say: a text is expected, got {brief(repr(text))}")
         tokens = self._read([*self.transcript(), {"role": "user", "content": text}])
         if not tokens:
             raise UserError(f"{self.model.model.path}: the chat template makes nothing of the message")
@@ -202,6 +207,9 @@ class Conversation:
         session = self.session
         if not self.messages:
             raise UserError("correct: nothing has been said yet")
+        unknown = [name for name in place if name not in PLACES]
+        if unknown:
+            raise UserError(f"correct: no place {brief(repr(unknown[0]))}; there are {', '.join(PLACES)}")
         token = place.get("to_token")
         if isinstance(token, int) and token < session.start:
             raise UserError(f"to_token: {token} is before the answer, which begins at {session.start}; undo() "

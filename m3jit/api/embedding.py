@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from m3jit.errors import UserError
+from m3jit.errors import UserError, brief
 from m3jit.models.pooling import POOLINGS, Pooling
 from m3jit.models.provider import Models, SourceModel
 from m3jit.vm.vm import VM
@@ -54,7 +55,13 @@ class Embedder:
     def rows(self, text: str | Sequence[int] | np.ndarray) -> np.ndarray:
         """The vector of one text or its token ids, [1, width]; with pooling "none" those of its tokens, [T, width].
 
-        UserError: a text without tokens, or longer than the context; a model that gives what is no number."""
+        UserError: something else, a text without tokens, or longer than the context; a model that gives what is no
+        number."""
+        if isinstance(text, (bytes, bytearray)) or not isinstance(text, (str, Sequence, np.ndarray)):
+            raise UserError(f"a text or token ids are expected, got {type(text).__name__}")
+        for number, t in enumerate(() if isinstance(text, str) else text):
+            if isinstance(t, bool) or not isinstance(t, (int, np.integer)):
+                raise UserError(f"token ids are whole numbers, and item {number} is {brief(repr(t))}")
         ids = self.encode(text) if isinstance(text, str) else [int(t) for t in text]
         if not ids:
             raise UserError("a text without tokens has no vector; give at least one word")

@@ -122,12 +122,20 @@ class LanguageModel:
         return self.program(repeat_penalty=repeat_penalty)
 
     def program(self, options: Options | None = None, **changed: Any) -> Any:
-        """The hosted program with these options (None: the model's own), some of them changed."""
+        """The hosted program with these options (None: the model's own), some of them changed.
+
+        UserError: the options are none."""
+        if options is not None and not isinstance(options, Options):
+            raise UserError(f"options: m3jit.models.program.Options are expected, got {brief(repr(options))}")
         return self._models.program(self.model, self.reference,
                                     replace(options or self._options, hosted=True, **changed))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, as the model's file says (with its start token where it asks for one)."""
+        """Token ids of a prompt, as the model's file says (with its start token where it asks for one).
+
+        UserError: it is no text."""
+        if not isinstance(text, str):
+            raise UserError(f"encode: a text is expected, got {brief(repr(text))}")
         return list(self.model.encode(text))
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -38,7 +38,7 @@ from m3jit.api.generation import LanguageModel, Prompt, load_model
 from m3jit.api.session import Session
 from m3jit.api.session_machine import SessionMachine
 from m3jit.api.session_state import SessionState
-from m3jit.errors import UserError
+from m3jit.errors import UserError, brief
 from m3jit.timetravel.log_file import LogFailed
 from m3jit.timetravel.record import Recording
 from m3jit.timetravel.steering import Steering
@@ -103,7 +103,9 @@ class Journal(Course):
     """A course into a log."""
 
     def __init__(self, path: str | Path, shown: bool = False):
-        self.recording = Recording(str(path))
+        if not isinstance(path, (str, os.PathLike)):
+            raise UserError(f"log: the name of a file is expected, got {brief(repr(path))}")
+        self.recording = Recording(os.fspath(path))
         super().__init__(self.recording.recorder)
         self._shown, self._texts = shown, 0
         self._inside: int | None = None                # the thread that is in a call, whose own calls are not noted

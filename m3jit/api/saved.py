@@ -10,7 +10,7 @@ import numpy as np
 from m3jit.api.checkpoints import Checkpoint, thinned
 from m3jit.api.session_state import SessionState
 from m3jit.durable import Store, StoreError
-from m3jit.errors import brief
+from m3jit.errors import UserError, brief
 from m3jit.models.model_source import content_of
 from m3jit.vm.commit import Store as Stored
 
@@ -67,6 +67,8 @@ def _opened(store: Store | str | Path, write: bool) -> Iterator[Store]:
     if isinstance(store, Store):
         yield store
         return
+    if not isinstance(store, (str, Path)):
+        raise UserError(f"store: a m3jit.durable.Store or the name of a folder is expected, got {brief(repr(store))}")
     found = Store.open(store, write=write)
     try:
         yield found

@@ -21,7 +21,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from m3jit.api.checkpoints import Checkpoint, EveryTokens, Policy, thinned
+from m3jit.api.checkpoints import Checkpoint, EveryTokens, Policy, checked_policy, thinned
 from m3jit.api.generated import FinishReason, GeneratedText, Piece
 from m3jit.api.generation import LARGEST, LanguageModel, Prompt, Settings, load_model
 from m3jit.api.places import TokenText
@@ -64,7 +64,7 @@ class Session(SavedSession):
         if unknown:
             raise UserError(f"no setting {unknown[0]!r}; there are {', '.join(Settings.__dataclass_fields__)}")
         self.settings, self.context, self._matcher = self.model.check(0, Settings(**{"max_tokens": None, **settings}))
-        self.checkpoints = checkpoints
+        self.checkpoints = checked_policy(checkpoints)
         self._backend, self._threads, self._options = backend, threads, options
         self._program = self.model.program(options, conversation=True, repeat_penalty=self.settings.repeat_penalty)
         self._key = self.model.key_of(options)         # of its states in the model's prefix index
