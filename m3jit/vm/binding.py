@@ -10,6 +10,7 @@ at the stop word first.
 from __future__ import annotations
 
 from operator import attrgetter, setitem
+from types import CodeType
 from typing import Any, Callable
 
 from m3jit.errors import OperandError
@@ -21,6 +22,7 @@ from m3jit.vm.values import Handle, classes_of, expected, said
 
 BANK = "RVS"
 HANDLER = "<m3jit handler>"         # file name of handlers
+STORING: set[CodeType] = set()      # code of others that store what they made (`stored`): `made`, and then `nxt`
 SCALARS = frozenset({int, float})
 Handler = Callable[[Any], int]
 
@@ -203,7 +205,7 @@ def stored(error: BaseException) -> int | None:
     m3jit.vm.commit); None: in front of them, or somewhere else."""
     at = error.__traceback__
     while at is not None:
-        if at.tb_frame.f_code.co_filename == HANDLER:
+        if at.tb_frame.f_code.co_filename == HANDLER or at.tb_frame.f_code in STORING:
             found = at.tb_frame.f_locals
             made = found.get("made", ())               # none where the handler is only being made
             if made and all((target[key] if call is setitem else getattr(target, key)) is value

@@ -31,6 +31,7 @@ SLOW = -1
 _SET = (setattr,) * 3
 PARKED_HERE = -1                   # what `Regions.enter` gives for a context that is to wait at the region
 ENDS_THE_RUN = (SinkClosed, LimitError, Interrupted, Deadlock, Divergence, UnsupportedError)   # no instruction's fault
+OUTSIDE = frozenset({"output", "files"})                 # what an instruction that writes outside of the machine writes
 Handler = binding.Handler
 
 
@@ -46,7 +47,8 @@ class Regions(Protocol):
 class BrokenOff(NamedTuple):
     """Where a context stands that Ctrl-C (KeyboardInterrupt) stopped.  pc, line: of the instruction that it came in
     (the first one of compiled code); done: whether that has taken effect, all of it; goes_on, next_line: of the
-    instruction that is next; retired: instructions that it has completed."""
+    instruction that is next; retired: instructions that it has completed; outside: it is one that writes outside of the
+    machine (STREAM, CHECKPOINT_SAVE, PERSIST), and what it wrote before it was stopped stays."""
     context: int
     pc: int
     line: tuple[str, int] | None
@@ -54,13 +56,16 @@ class BrokenOff(NamedTuple):
     goes_on: int
     next_line: tuple[str, int] | None
     retired: int
+    outside: bool = False
 
     def __str__(self) -> str:
+        effect = "has taken effect" if self.done else "has not taken effect" if not self.outside else \
+            "has not taken effect, but may have written outside of the machine, and will again"
+
         def at(pc: int, line: tuple[str, int] | None) -> str:
             return f"pc 0x{pc:04x}" + (f" ({line[0]}:{line[1]})" if line else "")
-        return (f"context {self.context} was stopped in the instruction at {at(self.pc, self.line)}, which has "
-                f"{'taken effect' if self.done else 'not taken effect'}; it goes on at "
-                f"{at(self.goes_on, self.next_line)}, {self.retired} instructions are done")
+        return (f"context {self.context} was stopped in the instruction at {at(self.pc, self.line)}, which {effect}; "
+                f"it goes on at {at(self.goes_on, self.next_line)}, {self.retired} instructions are done")
 
 
 class Interpreter:
@@ -131,8 +136,14 @@ class Interpreter:
             if not cache:
                 cache.append(m.constant(ins))
             value = cache[0]
-            put(ctx, rd, value if value.__class__ in WRITABLE else m.handle_of(ctx, value))
+            if value.__class__ in WRITABLE:
+                put(ctx, rd, value)                    # the last thing it does is to store
+                return nxt
+            handle, made = m.storing_handle_of(ctx, value)
+            made = (*made, *binding.stores(ctx, rd, handle))
+            commit(made)
             return nxt
+        binding.STORING.add(load.__code__)
         return load
 
     def _branch(self, i: int, ins: Any, nxt: int) -> Handler:
@@ -438,7 +449,9 @@ class Interpreter:
         def at(i: int) -> tuple[int, Any]:
             pc = self.image.pcs[i] if i < len(self.image.pcs) else len(self.image.text)
             return pc, self.image.line(pc) if i < len(self.image.pcs) else None
-        return BrokenOff(ctx.id, *at(index), done, *at(ctx.index), ctx.retired)
+        ins = self.image.instructions[index] if index < len(self.image.pcs) else None
+        outside = ins is not None and (not OUTSIDE.isdisjoint(ins.op.writes) or bool(ins.args.get("persist")))
+        return BrokenOff(ctx.id, *at(index), done, *at(ctx.index), ctx.retired, outside)
 
     def trap(self, ctx: Context, index: int, message: str, register: str | None = None,
              code: int | None = None) -> Trap:

@@ -162,12 +162,6 @@ class Machine(StreamsView, ModelsView, SignalsView, SystemView, CheckpointsView)
         handle = Handle(next(self._handles), getattr(state, "kind_name", type(state).__name__))
         return handle, [item(*ctx.states.place(handle.id), state)]
 
-    def new_handle(self, ctx: Context, state: Any) -> Handle:
-        """Make `state` a state of the context at once."""
-        handle, stores = self.handle_for(ctx, state)
-        commit(stores)
-        return handle
-
     def state(self, handle: Handle, what: type | None = None, said_as: str = "") -> Any:
         """The state of a handle, of class `what`."""
         found = self.ctx.states.get(handle.id)

@@ -54,15 +54,17 @@ class ModelsView:
                                f"snapshot that was restored")
         return state.model
 
-    def handle_of(self, ctx: Context, model: Model) -> Handle:
-        """The handle of a model that the program names with .model: the same one each time in a context."""
+    def storing_handle_of(self, ctx: Context, model: Model) -> tuple[Handle, list[Store]]:
+        """(the handle of a model that the program names with .model, the same one each time in a context; the stores
+        that make it a state of the context)."""
         handle = self._model_handles.get(id(model))
         if handle is None:
-            handle = self.new_handle(ctx, ModelState(model))    # type: ignore[attr-defined]
-            self._model_handles[id(model)] = handle
-        elif ctx.states.get(handle.id) is None:
-            ctx.states.set(handle.id, ModelState(model))
-        return handle
+            handle, stores = self.handle_for(ctx, ModelState(model))           # type: ignore[attr-defined]
+            self._model_handles[id(model)] = handle    # Ctrl-C before the stores: it is the handle of the next time
+            return handle, stores
+        if ctx.states.get(handle.id) is not None:
+            return handle, []
+        return handle, [item(*ctx.states.place(handle.id), ModelState(model))]
 
     def set_model(self, handle: Handle, context: ContextRef | None) -> None:
         """Make a model the current one of a context (None: the running one)."""

@@ -81,10 +81,9 @@ class SystemView:
         """Give an extension (number, major version) that has a state this one, as if its last call had left it."""
         handle = self._extension_handles.get(key)
         if handle is None:
-            handle = self.new_handle(ctx, ExtensionState(value))        # type: ignore[attr-defined]
+            handle, _ = self.handle_for(ctx, ExtensionState(value))     # type: ignore[attr-defined]
             self._extension_handles[key] = handle
-        else:
-            ctx.states.set(handle.id, ExtensionState(value))
+        ctx.states.set(handle.id, ExtensionState(value))
 
     # -- capabilities -----------------------------------------------------------------------------------------------
     def capability(self, kind: str, number: int) -> int:

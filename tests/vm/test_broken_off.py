@@ -243,3 +243,51 @@ def test_a_profile_has_what_was_done(watched, stride):
             "LOADI": 1, "ADDI": 3, "FORK": 3, "COMPAREI": 3, "IF_LESS": 3, "HALT": 1}, signal.said
         assert vm.retired == 14 and all(ns > 0 for _, _, _, ns in vm.profile()), signal.said
     assert ways == {False, True} and moment > 60
+
+
+class Models:
+    """Gives one model, and checks nothing."""
+
+    class Model:
+        name, content_hash = "net", "00"
+
+    def load(self, reference: str, quant: str = "") -> Any:
+        return self.Model()
+
+
+def test_a_model_is_loaded_or_not(tmp_path):
+    """A register that names it and the state that it names come together, and the message says which."""
+    program = assemble('.model net "net.gguf"\nLOADI rM, @net\nSNAPSHOT rS\nLOADI rM, @net\nHALT', "loads.m3asm")
+    moment, came, ways = 0, True, set()
+    while came:
+        moment += 1
+        vm, signal = VM(program, backend="interpreter", models=Models()), Signal(moment)
+        came = signal.hit(signal.run(lambda: vm._loop(lambda: False)))
+        named, states = vm.get("rM"), [number for number, _ in vm.main.states.items()]
+        assert states == ([] if named is None else [named.id]), signal.said
+        if vm.broken_off is not None and vm.broken_off.pc == 0:
+            assert vm.broken_off.done is (named is not None), signal.said
+            ways.add(vm.broken_off.done)
+        vm._loop(lambda: False)
+        assert len(list(vm.main.states.items())) == 1 and vm.retired == 4, signal.said
+    assert ways == {False, True} and moment > 40
+
+
+def test_what_may_have_been_written_outside_is_told():
+    """An item is out before its instruction has happened; one that wrote nothing outside says nothing of it."""
+    program = assemble("LOADI rX, 1\nSTREAM rX, OUTPUT TEXT\nFORK rS\nHALT", "writes.m3asm")
+    moment, came, seen = 0, True, set()
+    while came:
+        moment += 1
+        (vm, wrote), signal = (VM(program, backend="interpreter"), []), Signal(moment)
+        vm.set_sink("OUTPUT", wrote.append)
+        came = signal.hit(signal.run(lambda: vm._loop(lambda: False)))
+        found = vm.broken_off
+        if found is None:
+            continue
+        streams = found.pc == vm.image.pcs[1]
+        assert found.outside is streams, signal.said
+        assert ("may have written outside of the machine, and will again" in str(found)) is (streams and not found.done)
+        if wrote and not found.done:
+            seen.add(streams)
+    assert True in seen
