@@ -285,29 +285,29 @@ class VM(Turns, HostStreams, HostStates):
         return self._gate
 
     def close(self, complete: bool = True) -> None:
-        """Close every sink; complete False removes files that were being written."""
+        """Close every sink; complete False removes files that were being written, and so does Ctrl-C meanwhile."""
         if self._closed:
             return
         self._closed, self.rings_closed = True, frozenset(r.name for r in self.rings.values() if r.closed)
         error: BaseException | None = None
         try:
             self.checkpoints.close()
-        except Exception as e:
+        except BaseException as e:
             error = e
         sinks = [*self.sinks.values(), *self.rings.values()]
         for prepare in [s.prepare for s in sinks if complete and hasattr(s, "prepare")]:
             try:                                       # all files are complete before the first gets its name
                 prepare()
-            except Exception as e:
+            except BaseException as e:
                 error = error or e
         for sink in sinks:
             try:
                 sink.close(complete and error is None)
-            except Exception as e:
+            except BaseException as e:
                 error = error or e
         if complete and error is None and self.finished:
             self.checkpoints.ended()                   # what it wrote is complete: there is nothing to go on with
-        if error is not None and complete:
+        if error is not None and (complete or not isinstance(error, Exception)):
             raise error
 
     # -- snapshots --------------------------------------------------------------------------------------------------

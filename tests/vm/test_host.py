@@ -204,13 +204,18 @@ def test_limits_that_are_none(limits):
         machine("HALT\n", **limits)
 
 
-def test_files_get_their_names_together(tmp_path, monkeypatch):
-    """A file that cannot be completed leaves none of the run's files, and what stood there before."""
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_files_get_their_names_together(tmp_path, monkeypatch, error):
+    """A file that cannot be completed leaves none of the run's files, and what stood there before; so does Ctrl-C."""
     from m3jit.vm.streams import FileSink
     (tmp_path / "a.txt").write_text("old")
     source = 'LOADS r1, "x"\nSTREAM r1, FILE NAME="a.txt"\nSTREAM r1, FILE NAME="b.txt"\nHALT\n'
-    monkeypatch.setattr(FileSink, "prepare", lambda self: 1 / 0 if self.name.endswith("b.txt") else None)
-    with pytest.raises(ZeroDivisionError):
+
+    def prepare(sink: FileSink) -> None:
+        if sink.name.endswith("b.txt"):
+            raise error
+    monkeypatch.setattr(FileSink, "prepare", prepare)
+    with pytest.raises(error):
         run(source, files=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"] and (tmp_path / "a.txt").read_text() == "old"
 
