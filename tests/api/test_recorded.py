@@ -444,6 +444,12 @@ def test_entries_that_are_none(model, tmp_path, monkeypatch, change, words):
 
 
 def test_what_a_recorded_session_does_not_do(model, tmp_path):
+    class Mine:
+        """A policy that no log can name."""
+        keep = 1
+
+        def due(self, since: int, text: str) -> bool:
+            return True
     made = RecordedSession(tmp_path / "log", model, "Emma was", max_tokens=5)
     with pytest.raises(UserError, match="load: a recorded session begins with nothing"):
         made.load(tmp_path / "store")
@@ -456,7 +462,7 @@ def test_what_a_recorded_session_does_not_do(model, tmp_path):
         with pytest.raises(UserError, match=words):
             call()
     with pytest.raises(UserError, match="a log knows EveryToken, EveryTokens, EverySentence, not Mine"):
-        RecordedSession(tmp_path / "other", model, checkpoints=type("Mine", (), {"keep": 1})())
+        RecordedSession(tmp_path / "other", model, checkpoints=Mine())
     with pytest.raises(UserError, match="cannot be written"):
         RecordedSession(tmp_path / "no" / "log", model)
     other = made.fork()
