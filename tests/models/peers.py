@@ -41,14 +41,16 @@ def near_the_peer(name: str, path: Path, row: dict[str, Any], prompt: list[int],
     return stop
 
 
-def same_bytes_everywhere(path: Path, prompt: list[int], executors: Sequence[tuple[str, int]]) -> None:
+def same_bytes_everywhere(path: Path, prompt: list[int], executors: Sequence[tuple[str, int]], tokens: int = 2,
+                          **options: Any) -> None:
     """On the interpreter and on `executors` (backend, threads): tokens and every register; with prompt chunks of 1, 7
     and all: tokens and logits."""
     logits = register_of(path, "rLogits")
-    tokens, registers, _ = generate(path, "interpreter", prompt=prompt, tokens=2)
+    options |= {"prompt": prompt, "tokens": tokens}
+    said, registers, _ = generate(path, "interpreter", **options)
     for backend, threads in executors:
-        found, others, _ = generate(path, backend, prompt=prompt, tokens=2, threads=threads)
-        assert found == tokens and others == registers, (backend, threads)
+        found, others, _ = generate(path, backend, threads=threads, **options)
+        assert found == said and others == registers, (backend, threads)
     for chunk in (1, 7, len(prompt)):
-        found, others, _ = generate(path, "cpu", prompt=prompt, tokens=2, chunk=chunk)
-        assert found == tokens and others[logits] == registers[logits], chunk
+        found, others, _ = generate(path, "cpu", chunk=chunk, **options)
+        assert found == said and others[logits] == registers[logits], chunk

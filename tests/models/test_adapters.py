@@ -15,7 +15,9 @@ from m3jit.models.model_error import ModelFileError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from tests.cli.command import call
-from tests.models.test_llama import generate, register_of
+from tests.models.levels import at_levels
+from tests.models.peers import same_bytes_everywhere
+from tests.models.test_llama import generate
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -62,16 +64,10 @@ def test_logits_and_tokens_against_llama_cpp(name, folder):
     assert np.abs(plain.get("rLogits").data.ravel() - logits).max() > 10 * most, "the adapters change nothing"
 
 
-def test_same_bytes_everywhere(folder):
+@at_levels
+def test_same_bytes_everywhere(levels, folder):
     path, adapters = with_adapters("two", folder)
-    logits = register_of(path, "rLogits")
-    tokens, registers, _ = generate(path, "interpreter", prompt=PROMPT, tokens=2, adapters=adapters)
-    for backend, threads in (("cpu:native", 1), ("cpu:avx2", 2), ("cpu:baseline", 2)):
-        found, others, _ = generate(path, backend, prompt=PROMPT, tokens=2, threads=threads, adapters=adapters)
-        assert found == tokens and others == registers, (backend, threads)
-    for chunk in (1, 7, len(PROMPT)):
-        found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=2, chunk=chunk, adapters=adapters)
-        assert found == tokens and others[logits] == registers[logits], chunk
+    same_bytes_everywhere(path, PROMPT, levels, adapters=adapters)
 
 
 def test_a_scale_of_0_changes_no_bit(folder):

@@ -12,6 +12,7 @@ import pytest
 
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.provider import Models
+from tests.models.levels import at_levels
 from tests.models.peers import near_the_peer, same_bytes_everywhere
 from tests.models.test_architectures import rewritten, set_key, set_tensor
 from tests.models.test_llama import generate
@@ -50,9 +51,10 @@ def test_the_activation_matters(folder):
     assert np.abs(a - b).max() > 1
 
 
+@at_levels
 @pytest.mark.parametrize("name", ["scales/TQ2_0", "relu2/TQ2_0"])
-def test_same_bytes_everywhere(name, folder):
-    same_bytes_everywhere(tiny.build(folder, name), PROMPT, (("cpu:native", 1), ("cpu:avx2", 2), ("cpu:baseline", 2)))
+def test_same_bytes_everywhere(name, levels, folder):
+    same_bytes_everywhere(tiny.build(folder, name), PROMPT, levels)
 
 
 def test_both_ternary_types_compute_alike(folder):

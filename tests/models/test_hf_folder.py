@@ -24,6 +24,7 @@ from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.streams import CallbackSink
 from m3jit.vm.vm import VM
+from tests.models.levels import at_levels
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -86,10 +87,11 @@ def test_logits_with_a_cache(name, folders):
     assert np.array_equal(whole.get("rLogits").data, parts.get("rLogits").data)
 
 
+@at_levels
 @pytest.mark.parametrize("name", ["llama-bf16", "qwen3moe", "granite"])
-def test_same_bytes_everywhere(name, folders):
+def test_same_bytes_everywhere(name, levels, folders):
     wanted = run(folders[name], "interpreter").get("rLogits").data.tobytes()
-    for backend, threads in (("cpu:native", 3), ("cpu:avx2", 2), ("cpu:baseline", 1)):
+    for backend, threads in levels:
         assert run(folders[name], backend, threads).get("rLogits").data.tobytes() == wanted, (backend, threads)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.models.test_llama import generate, register_of
+from tests.models.levels import at_levels
+from tests.models.peers import same_bytes_everywhere
+from tests.models.test_llama import generate
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -32,13 +34,7 @@ def test_rounding_of_keys_and_values_is_all_that_differs(kv_type, bound, path):
     assert stream.dtype.name == kv_type and stream.length(1) == len(PROMPT)
 
 
+@at_levels
 @pytest.mark.parametrize("kv_type", ["BF16", "Q8_0"])
-def test_same_bytes_everywhere(kv_type, path):
-    logits = register_of(path, "rLogits")
-    tokens, registers, _ = generate(path, "interpreter", prompt=PROMPT, tokens=3, kv_type=kv_type)
-    for backend, threads in (("cpu:native", 2), ("cpu:avx2", 1), ("cpu:baseline", 2)):
-        found, others, _ = generate(path, backend, prompt=PROMPT, tokens=3, threads=threads, kv_type=kv_type)
-        assert found == tokens and others == registers, (backend, threads)
-    for chunk in (1, 7, len(PROMPT)):
-        found, others, _ = generate(path, "cpu", prompt=PROMPT, tokens=3, chunk=chunk, kv_type=kv_type)
-        assert found == tokens and others[logits] == registers[logits], chunk
+def test_same_bytes_everywhere(kv_type, levels, path):
+    same_bytes_everywhere(path, PROMPT, levels, tokens=3, kv_type=kv_type)

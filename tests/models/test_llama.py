@@ -16,6 +16,7 @@ from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.streams import CallbackSink
 from m3jit.vm.vm import VM
+from tests.models.levels import at_levels
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -89,11 +90,13 @@ def test_greedy_tokens_against_llama_cpp(name, tiny):
     assert tokens[:stop] == row["tokens"][:stop]
 
 
+@at_levels
 @with_more_slowly()
-def test_same_bytes_everywhere(name, tiny):
+def test_same_bytes_everywhere(name, levels, tiny):
     """Interpreter, three CPU levels, 1 to 3 threads: tokens and every register."""
     tokens, registers, _ = generate(tiny[name], "interpreter")
-    for backend, threads in (("cpu:native", 1), ("cpu:native", 3), ("cpu:avx2", 2), ("cpu:baseline", 2), ("auto", 2)):
+    more = [("cpu:baseline", 2), ("auto", 2)] if name == make_tiny_models.MIX else []     # it has several types
+    for backend, threads in (*levels, *more):
         found, others, vm = generate(tiny[name], backend, threads=threads)
         assert found == tokens and others == registers, (backend, threads)
         assert sum(r.retired for r in vm.regions.regions) > 100, f"{backend} hardly ran native code"
