@@ -15,6 +15,8 @@ from typing import Any, Callable
 
 from m3jit.vm.stopping import ATTENTION, TIMED_OUT
 
+_AT_ONCE = (False,)                # not blocking
+
 
 def take(lock: Any, held: list[Any], blocking: bool = True) -> None:
     """Acquire a lock and append it to `held`: both or, when KeyboardInterrupt comes, perhaps neither.  Not blocking:
@@ -54,15 +56,16 @@ def without(lock: Any, work: Callable[[], Any]) -> None:
 
 class Entered:
     """The machine's lock, asked for while a run may hold it."""
-    __slots__ = ("vm", "__exit__")                     # in a slot: the lock's own, and none in Python around it
+    __slots__ = ("vm", "_locks", "_acquire", "__exit__")      # in a slot: the lock's own, and none in Python around it
 
     def __init__(self, vm: Any):
-        self.vm, self.__exit__ = vm, vm._lock.__exit__
+        lock = vm._lock
+        self.vm, self._locks, self._acquire, self.__exit__ = vm, (lock,), lock.acquire, lock.__exit__
 
     def __enter__(self) -> None:
         held: list[Any] = []
         try:
-            take(self.vm._lock, held, blocking=False)
+            held.extend(compress(self._locks, map(self._acquire, _AT_ONCE)))       # `take`
             if not held:
                 self._ask(held)
         except BaseException:
@@ -76,7 +79,7 @@ class Entered:
         vm._wanting += 1
         try:
             vm.stop_word.set(ATTENTION)
-            take(vm._lock, held)
+            take(self._locks[0], held)
         finally:
             vm._wanting -= 1
 

@@ -260,7 +260,8 @@ def test_whoever_is_interrupted_while_it_asks_for_the_machine_no_longer_wants_it
                 raise KeyboardInterrupt
             return False
     with monkeypatch.context() as patched:
-        patched.setattr(vm, "_lock", Held())
+        patched.setattr(vm._gate, "_locks", (Held(),))
+        patched.setattr(vm._gate, "_acquire", Held().acquire)
         with pytest.raises(KeyboardInterrupt):
             vm.get("r1")
     assert not vm._wanting
