@@ -65,12 +65,15 @@ class Mark:
         return self._add(len(self.claims), stop)
 
     def hold(self, stop: int) -> Claim:
-        """A claim of positions 0 .. stop-1 for a value that has them already."""
+        """A claim of positions 0 .. stop-1 for a value that has them already.  The dead on the way to it go."""
         at = len(self.claims)
         while at and self.claims[at - 1][0] >= stop:
             at -= 1
-            found = self.claims[at][1]() if self.claims[at][0] == stop else None
-            if found is not None:
+            length, name = self.claims[at]
+            found = name()
+            if found is None:
+                del self.claims[at]
+            elif length == stop:
                 return found
         return self._add(at, stop)
 

@@ -88,6 +88,16 @@ def test_marks_forget_dead_claims():
     assert len(mark.claims) <= 2 * 61 and keep and kept
 
 
+def test_holding_leaves_no_dead_claims_on_its_way():
+    """An instruction that is broken off again and again must not take longer each time."""
+    mark = Mark()
+    low = mark.take(0, 1)
+    for stop in (30, 20, 10, 2) * 3:
+        claim = mark.hold(stop)
+        del claim
+    assert mark.hold(1) is low and mark.claims == [(1, mark.claims[0][1])] and mark.position() == 1
+
+
 def test_a_page_that_leaves_takes_its_claims_along():
     mark = Mark(2)
     a, b = page(mark), page(mark)

@@ -22,6 +22,7 @@ from tests.vm.state_model.run import play_chunk, report
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")   # faults in finalisers
 SHARD = 1000
 NEVER = 1 << 30                    # a point that no operation reaches
+LONGEST = 20_000                   # bytecodes of an operation
 T = tensors(random.Random(1), 2)
 
 
@@ -84,14 +85,14 @@ def at_every_point(backend: str, name: str, make: Callable[[int], Any], first: i
     # CPython's compiler, which makes the handlers, does not survive failed allocations: once without a fault.
     whole = (NEVER,) if make is faults.Allocation else ()
     hits = 0
-    for points in [(*whole, *range(first, 100_000, stride))] * (1 if make is faults.Allocation else 2):
+    for points in [(*whole, *range(first, LONGEST, stride))] * (1 if make is faults.Allocation else 2):
         for point in points:
             hit, oracle = _under(driven, oracle, name, make(point))
             hits += hit
             if not hit and 30 < point < NEVER:
                 break
         else:
-            raise AssertionError(f"{name} never ended")
+            raise AssertionError(f"{name} never ended: it has {LONGEST} bytecodes, or more of them each time")
     return hits
 
 
@@ -102,6 +103,9 @@ def _under(driven: Driven, oracle: Oracle, name: str, fault: Any) -> tuple[bool,
     op, params = OPERATIONS[name]
     after = oracle.clone()
     after.apply(0, op, params)
+    names = driven.vm.snapshots
+    names._leave_out_dead()                            # each attempt leaves one: there would be more and more,
+    names._tidy = 0                                    # and the operation leaves them out, too
     outcome = fault.run(lambda: driven.execute(0, op, params))
     outcome = outcome if outcome is not None else driven.contexts[0].trap
     driven.settle()

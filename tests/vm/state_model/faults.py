@@ -209,7 +209,7 @@ def _deaf(code: CodeType) -> frozenset[int]:
         if [(s.opname, s.argval) for s in leaving[:3]] == [("LOAD_CONST", None)] * 3 and \
                 [s.argval for s in leaving if s.opname in ("PRECALL", "CALL")][:1] == [2]:
             found.update(s.offset for s in leaving)
-            if i and steps[i - 1].opname == "SWAP":    # of a return
+            if i and steps[i - 1].opname in ("SWAP", "NOP"):       # of a return, of an `if` that ends the block
                 found.add(steps[i - 1].offset)
     return frozenset(found)
 
