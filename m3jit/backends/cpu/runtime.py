@@ -11,16 +11,17 @@ Memory of a pool (byte offsets; what different threads write lies on different 1
     256  busy (i32): a region is running
     512 + 4 t   worker t sleeps (i32, the word it sleeps on)
    1536 + 4 t   worker t has started (i32)
-   2560 + 128 t share of thread t: +0 ticket (i64): job number << 32 | first chunk of the share that nobody has claimed
-                << 16 | number of those, +8 the share's first chunk (i64), +16 items (ptr), +24 halt (ptr)
+   2560 + 128 t share of thread t: +0 ticket (i64): job number << 32 | first chunk that nobody has claimed, counted
+                from the share's first << 16 | number of those; +8 the share's first chunk (i64), +16 items (ptr),
+                +24 halt (ptr)
 
-A job's chunks are dealt out in contiguous shares, one per thread, and whoever has finished its own share takes from the
-end of the others'.  So threads that all run do not contend for one word and find their data in their own cache, and the share of a
-thread that does not run is computed by the rest.
+A job's chunks are dealt out in contiguous shares, one per thread, and whoever has finished its own share takes from
+the end of the others'.  So threads that all run do not contend for one word, find their data in their own cache and
+what they asked of memory ahead, and the share of a thread that does not run is computed by the rest.
 
-Claiming: read the ticket, read the rest of the share, swap the ticket for one with a chunk less.  A share is not replaced before
-all chunks of the job were claimed and done, so a successful swap proves that what was read belongs together; the job
-number keeps an old ticket from fitting a new job.
+Claiming: read the ticket, read the rest of the share, swap the ticket for one with a chunk less.  A share is not
+replaced before all chunks of the job were claimed and done, so a successful swap proves that what was read belongs
+together; the job number keeps an old ticket from fitting a new job.
 
 An item is four words: run (ptr), grid (ptr), args (ptr), chunks (i64, filled in here).  `grid(args)` gives the number
 of groups, `run(chunk, chunks, args, halt)` executes the groups [G * chunk / chunks, G * (chunk + 1) / chunks).
