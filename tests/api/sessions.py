@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -35,3 +37,23 @@ def session(model, prompt=PROMPT, **more) -> Session:
 
 def run(session: Session, tokens: int | None = None) -> str:
     return "".join(piece.text for piece in session.generate(tokens))
+
+
+def change(what: str, made: list[Session], one: Session, kept: list[Any], random: Random, forks: int,
+           appended: int) -> None:
+    """One random change of a session, if it can be made now.  made: it and its forks, at most `forks` in all; kept:
+    their snapshots; appended: most tokens at once."""
+    size = len(one.tokens)
+    if what == "rollback" and size:
+        one.rollback(to_token=random.randint(max(1, size - 30), size))
+    elif what in ("inject", "append") and size < one.context - 80:
+        most = appended if what == "append" else 6
+        getattr(one, what)([random.randint(5, 200) for _ in range(random.randint(1, most))])
+    elif what == "fork" and len(made) < forks:
+        made.append(one.fork())
+    elif what == "undo":
+        one.undo()
+    elif what == "snapshot":
+        kept.append(one.snapshot())
+    elif what == "restore" and kept:
+        one.restore(random.choice(kept))

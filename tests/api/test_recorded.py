@@ -1,7 +1,6 @@
 """Recorded sessions and conversations: repeated byte for byte elsewhere, gone through forward and back, or refused."""
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,27 +24,13 @@ from m3jit.timetravel.replay import Replay
 from m3jit.timetravel.turns import tree
 from m3jit.vm.digest import digest
 from m3jit.vm.recording import Recorder
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
-import make_tiny_recurrent  # noqa: E402  (found through the path set above)
+from tests.api.sessions import change, model, recurrent  # noqa: F401  (fixtures)
 
 TEMPLATE = ("{% for m in messages %}{{ eos_token }}{{ m.role }}: {{ m.content }}\n{% endfor %}"
             "{% if add_generation_prompt %}{{ eos_token }}assistant:{% endif %}")
 BACKENDS = (("auto", 2), ("cpu:baseline", 1))          # the interpreter: with -m slow, it takes long
 ALL = (*BACKENDS, ("interpreter", None))
 MODELS = Models()                  # one provider: machines share what they compile
-
-
-@pytest.fixture(scope="module")
-def model():
-    return load_model("default", threads=1)
-
-
-@pytest.fixture(scope="module", params=["mamba/F32", "jamba/Q8_0"])
-def recurrent(request, tmp_path_factory):
-    path = make_tiny_recurrent.build(tmp_path_factory.mktemp("recurrent"), request.param)
-    return load_model(path, threads=1)
 
 
 def replay(path: Path, backend: str = "auto", threads: int | None = None, **more: Any) -> tuple[Any, str]:
@@ -153,26 +138,15 @@ def wander(session: Any, steps: int, random: Random) -> None:
             for number, _ in enumerate(one.generate(5)):
                 if number == 2:
                     break
-        elif what == "rollback" and size:
-            one.rollback(to_token=random.randint(max(1, size - 30), size))
-        elif what in ("inject", "append") and size < one.context - 80:
-            most = 40 if what == "append" else 6
-            getattr(one, what)([random.randint(5, 200) for _ in range(random.randint(1, most))])
         elif what == "become" and size > 3:
             one.become([*one.tokens[:random.randint(1, size - 1)], 7])
-        elif what == "fork" and len(made) < 4:
-            made.append(one.fork())
-        elif what == "undo":
-            one.undo()
-        elif what == "snapshot":
-            kept.append(one.snapshot())
-        elif what == "restore" and kept:
-            one.restore(random.choice(kept))
         elif what == "nonsense":
             for wrong in (lambda: one.rollback(to_token=size + 1), lambda: one.inject(""),
                           lambda: one.append([10 ** 9])):
                 with pytest.raises(UserError):
                     wrong()
+        else:
+            change(what, made, one, kept, random, forks=4, appended=40)
         one.waiting, one.evaluated                     # looking changes nothing
     for one in made:
         one.close()
@@ -199,7 +173,7 @@ def test_any_order(model, tmp_path, seed, settings):
 
 @pytest.mark.parametrize("policy", [EveryTokens(4), EverySentence()])
 def test_any_order_with_recurrent_states(recurrent, tmp_path, policy):
-    made = RecordedSession(tmp_path / "log", recurrent, [9, 8, 7], temperature=1.0, checkpoints=policy)
+    made = RecordedSession(tmp_path / "log", recurrent[0], [9, 8, 7], temperature=1.0, checkpoints=policy)
     repeated(tmp_path / "log", made, 16, 3, BACKENDS[:1])
 
 
@@ -207,7 +181,7 @@ def test_any_order_with_recurrent_states(recurrent, tmp_path, policy):
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_many_orders(model, recurrent, tmp_path, seed):
     """pytest -m slow tests/api/test_recorded.py -k many_orders"""
-    for number, one in enumerate((model, recurrent)):
+    for number, one in enumerate((model, recurrent[0])):
         path = tmp_path / str(number)
         policy = (EveryToken(keep=3), EveryTokens(1 + seed % 9))[seed % 2]
         made = RecordedSession(path, one, [9, 8, 7], temperature=1.0, checkpoints=policy)

@@ -12,7 +12,7 @@ from m3jit.api.session import Session
 from m3jit.api.session_state import Current, SessionState
 from m3jit.errors import UserError
 from m3jit.models.grammar import Grammar
-from tests.api.sessions import PROMPT, SAMPLED, model, recurrent, run, session  # noqa: F401  (fixtures)
+from tests.api.sessions import PROMPT, SAMPLED, change, model, recurrent, run, session  # noqa: F401  (fixtures)
 
 # Going back.
 
@@ -254,20 +254,9 @@ def wander(session: Session, steps: int, random: Random) -> None:
             assert one.text == fresh.text
             assert waiting <= one.evaluated - evaluated <= waiting + count
             fresh.close()
-        elif what == "rollback" and size:
-            one.rollback(to_token=random.randint(max(1, size - 30), size))
-        elif what in ("inject", "append") and size < one.context - 80:
-            getattr(one, what)([random.randint(5, 200)
-                                for _ in range(random.randint(1, 70 if what == "append" else 6))])
-        elif what == "fork" and len(made) < 6:
-            made.append(one.fork())
-        elif what == "undo":
-            one.undo()
-        elif what == "snapshot":
-            kept.append(one.snapshot())
-        elif what == "restore" and kept:
-            one.restore(random.choice(kept))
-            assert one.tokens in [state.tokens for state in kept]
+        else:
+            change(what, made, one, kept, random, forks=6, appended=70)
+            assert what != "restore" or not kept or one.tokens in [state.tokens for state in kept]
     for one in made:
         one.close()
 
