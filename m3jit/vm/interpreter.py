@@ -123,7 +123,9 @@ class Interpreter:
                 return (lambda ctx: target), None
             if op.control == "branch":
                 return self._branch(i, ins, nxt), None
-            return None, self._control(i, ins, nxt)
+            control = self._control(i, ins, nxt)
+            return None, control if i not in self.looks else \
+                lambda ctx: nxt if self._sees_nothing(ctx, i) else control(ctx)
         if op.route == "machine":
             return None, self._machine(i, ins, nxt)
         return None, self._absent(ins)
@@ -244,7 +246,7 @@ class Interpreter:
         self.slow[i] = enter
 
     def _sees_nothing(self, ctx: Context, i: int) -> bool:
-        """Execute an IF_INTERRUPT in front of which a region was left, if there is none and nobody else looks at it."""
+        """Execute an IF_INTERRUPT, if there is no interrupt and nobody else looks at it; else nothing is done."""
         if ctx.raised is not False or self.stop.raised or i in self._stops or self.counts is not None or \
                 self.watch is not None or not self.machine.vm.recorder.idle:
             return False
