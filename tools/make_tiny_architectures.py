@@ -22,7 +22,8 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from make_tiny_models import TOKEN_CONTROL, TOKEN_NORMAL, byte_alphabet, q4_k_blocks, sha256, uniform
+from make_tiny_models import (TOKEN_CONTROL, TOKEN_NORMAL, add_matrix, built, byte_alphabet, finish, print_sums,
+                              q4_k_blocks, uniform)
 
 SEED = 31337
 WIDTH, FFN, VOCAB, CONTEXT, EPS = 256, 256, 272, 128, 1e-5
@@ -186,14 +187,8 @@ def write_model(path: Path, family: Family, kind: Type, dequantised: bool = Fals
         std = family.embedding if name.startswith("token_embd") else \
             (3.0 if name.startswith("output.") else 1.5) / shape[-1]**0.5
         raw = encoded(name, shape, std, kind)
-        if dequantised:
-            writer.add_tensor(name, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(shape))
-        else:
-            writer.add_tensor(name, raw, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        add_matrix(writer, name, raw, shape, kind, dequantised)
+    finish(writer)
 
 
 def names() -> list[str]:
@@ -205,10 +200,7 @@ def build(directory: Path | str, name: str, dequantised: bool = False) -> Path:
     """Write the model `name` ("family/type") into a directory, unless it is there."""
     family, _, kind = name.partition("/")
     path = Path(directory) / f"{family}-{kind.lower()}{'-f32' if dequantised else ''}.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_model(path, FAMILIES[family], TYPES[kind], dequantised)
-    return path
+    return built(path, lambda new: write_model(new, FAMILIES[family], TYPES[kind], dequantised))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -216,10 +208,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--family", dest="families", action="append", choices=tuple(FAMILIES), help="(repeatable)")
     options = parser.parse_args(arguments)
-    for name in names():
-        if not options.families or name.partition("/")[0] in options.families:
-            path = build(options.directory, name)
-            print(f"{sha256(path)}  {path.stat().st_size:>8}  {path}")
+    print_sums(build(options.directory, name) for name in names()
+               if not options.families or name.partition("/")[0] in options.families)
     return 0
 
 

@@ -19,7 +19,7 @@ import gguf
 import make_tiny_architectures as tiny
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from make_tiny_models import integers, sha256, uniform
+from make_tiny_models import built, finish, integers, print_sums, uniform
 
 WIDTH, VOCAB, CONTEXT, EPS, SEED = tiny.WIDTH, tiny.VOCAB, tiny.CONTEXT, tiny.EPS, 158
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, THETA = 2, 4, 2, 64, 512, 500000.0
@@ -97,10 +97,7 @@ def write_model(path: Path, family: Family, kind: Type, dequantised: bool = Fals
     tiny.add_tokenizer(writer)
     for name, (raw, type_) in tensors(family, kind, dequantised).items():
         writer.add_tensor(name, raw, raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def names(peer: bool = True) -> list[str]:
@@ -113,13 +110,8 @@ def build(directory: Path | str, name: str, dequantised: bool = False) -> Path:
     """Write the model `name` ("family/type") into a directory, unless it is there."""
     family, _, kind = name.partition("/")
     path = Path(directory) / f"bitnet-{family}-{kind.lower()}{'-f32' if dequantised else ''}.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_model(path, FAMILIES[family], Type[kind], dequantised)
-    return path
+    return built(path, lambda new: write_model(new, FAMILIES[family], Type[kind], dequantised))
 
 
 if __name__ == "__main__":
-    for model in names() + names(peer=False):
-        made = build(sys.argv[1], model)
-        print(f"{sha256(made)}  {made.stat().st_size:>8}  {made}")
+    print_sums(build(sys.argv[1], model) for model in names() + names(peer=False))

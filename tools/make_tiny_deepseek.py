@@ -23,7 +23,7 @@ import gguf
 import make_tiny_architectures as tiny
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from make_tiny_models import sha256, uniform
+from make_tiny_models import add_matrix, built, finish, print_sums, uniform
 
 WIDTH, VOCAB, CONTEXT, EPS, SEED = tiny.WIDTH, tiny.VOCAB, tiny.CONTEXT, tiny.EPS, 777
 HEADS, NOPE, ROPE, VALUE, RANK, Q_RANK, FFN = 4, 64, 32, 96, 128, 64, 256
@@ -140,14 +140,8 @@ def write_model(path: Path, family: Family, layout: str, kind: Type, dequantised
         writer.add_tensor(name, values)
     for name, shape in matrices(family, layout).items():
         raw = values_of(name, shape) if kind is Type.F32 else gguf.quants.quantize(values_of(name, shape), kind)
-        if dequantised:
-            writer.add_tensor(name, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(shape))
-        else:
-            writer.add_tensor(name, raw, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        add_matrix(writer, name, raw, shape, kind, dequantised)
+    finish(writer)
 
 
 def names() -> list[str]:
@@ -160,13 +154,8 @@ def build(directory: Path | str, name: str, dequantised: bool = False) -> Path:
     """Write the model `name` into a directory, unless it is there."""
     family, layout, kind = name.split("/")
     path = Path(directory) / f"deepseek2-{family}-{layout}-{kind.lower()}{'-f32' if dequantised else ''}.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_model(path, FAMILIES[family], layout, Type[kind], dequantised)
-    return path
+    return built(path, lambda new: write_model(new, FAMILIES[family], layout, Type[kind], dequantised))
 
 
 if __name__ == "__main__":
-    for model in names():
-        made = build(sys.argv[1], model)
-        print(f"{sha256(made)}  {made.stat().st_size:>8}  {made}")
+    print_sums(build(sys.argv[1], model) for model in names())

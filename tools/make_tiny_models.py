@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import gguf
@@ -211,6 +212,37 @@ def add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_add_bos_token(False)
 
 
+def add_matrix(writer: gguf.GGUFWriter, name: str, raw: np.ndarray, shape: tuple[int, ...], kind: Type,
+               dequantised: bool) -> None:
+    """A tensor of encoded weights; dequantised: the same values, stored as F32."""
+    if dequantised:
+        writer.add_tensor(name, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(shape))
+    else:
+        writer.add_tensor(name, raw, raw_dtype=kind)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what was added, and close the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def built(path: Path, write: Callable[[Path], None]) -> Path:
+    """A file, written unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+    return path
+
+
+def print_sums(paths: Iterable[Path]) -> None:
+    """A line for each file: its SHA-256, bytes and path."""
+    for path in paths:
+        print(f"{sha256(path)}  {path.stat().st_size:>8}  {path}")
+
+
 def write_model(path: Path, model: str, seed: int = SEED, split: int = 0) -> None:
     """Write one model, whose matrices have the type `model` or, with MIX, several; an existing file is replaced.
 
@@ -235,10 +267,7 @@ def write_model(path: Path, model: str, seed: int = SEED, split: int = 0) -> Non
     for name in matrix_shapes():
         kind = type_of(name, model)
         writer.add_tensor(name, encoded_matrix(seed, name, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def build(directory: Path | str, names: tuple[str, ...] = tuple(TYPES), seed: int = SEED) -> dict[str, Path]:
@@ -263,8 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--type", dest="names", action="append", choices=(*TYPES, *MORE_TYPES),
                         help="this type (repeatable)")
     options = parser.parse_args(arguments)
-    for path in build(options.directory, tuple(options.names or TYPES), options.seed).values():
-        print(f"{sha256(path)}  {path.stat().st_size:>8}  {path}")
+    print_sums(build(options.directory, tuple(options.names or TYPES), options.seed).values())
     return 0
 
 

@@ -22,7 +22,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from make_tiny_architectures import CONTEXT, EPS, FFN, VOCAB, WIDTH, add_tokenizer, encoded
-from make_tiny_models import sha256, uniform
+from make_tiny_models import add_matrix, built, finish, print_sums, uniform
 
 SEED = 4711
 CHANNELS, TAPS = 2 * WIDTH, 4                # llama.cpp wants twice the width for mamba
@@ -153,14 +153,8 @@ def write_model(path: Path, family: Family, kind: Type, dequantised: bool = Fals
         std = (0.19 if family.tied else 1.0) if name.startswith("token_embd") else \
             (3.0 if name.startswith("output.") else 1.5) / shape[-1]**0.5
         raw = encoded(f"{family.arch}/{name}", shape, std, kind)
-        if dequantised:
-            writer.add_tensor(name, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(shape))
-        else:
-            writer.add_tensor(name, raw, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        add_matrix(writer, name, raw, shape, kind, dequantised)
+    finish(writer)
 
 
 def names() -> list[str]:
@@ -172,10 +166,7 @@ def build(directory: Path | str, name: str, dequantised: bool = False) -> Path:
     """Write the model `name` ("family/type") into a directory, unless it is there."""
     family, _, kind = name.partition("/")
     path = Path(directory) / f"{family}-{kind.lower()}{'-f32' if dequantised else ''}.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_model(path, FAMILIES[family], TYPES[kind], dequantised)
-    return path
+    return built(path, lambda new: write_model(new, FAMILIES[family], TYPES[kind], dequantised))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -183,10 +174,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--family", dest="families", action="append", choices=tuple(FAMILIES), help="(repeatable)")
     options = parser.parse_args(arguments)
-    for name in names():
-        if not options.families or name.partition("/")[0] in options.families:
-            path = build(options.directory, name)
-            print(f"{sha256(path)}  {path.stat().st_size:>8}  {path}")
+    print_sums(build(options.directory, name) for name in names()
+               if not options.families or name.partition("/")[0] in options.families)
     return 0
 
 
