@@ -22,8 +22,8 @@ def engine(level: str) -> Engine:
 
 @functools.lru_cache(maxsize=256)
 def levels(kernel: Kernel) -> tuple[str, ...]:
-    """The CPU levels a kernel is tested on: all the host has; baseline only for kernels with few fmas and one in four of
-    those with more (tests/backends/test_same_bytes.py runs each kind of kernel there)."""
+    """The CPU levels a kernel is tested on: all the host has; baseline only for kernels with few fmas and one in four
+    of those with more (tests/backends/test_same_bytes.py runs each kind of kernel there)."""
     fmas = vector_fmas(kernel)
     baseline = fmas <= FEW_FMAS or fmas <= MOST_FMAS and int(kernel.digest(), 16) % 4 == 0
     return tuple(n for n in available_levels() if n != "baseline" or baseline)
