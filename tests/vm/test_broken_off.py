@@ -156,7 +156,7 @@ again:
 
 @pytest.mark.parametrize("step, stride", [
     (False, 23), (True, 61), pytest.param(False, 1, marks=pytest.mark.slow),
-    pytest.param(True, 1, marks=pytest.mark.slow)])
+    pytest.param(True, 11, marks=pytest.mark.slow)])
 def test_contexts_take_their_turns_as_they_would_have(monkeypatch, step, stride):
     """What was done of a slice is accounted for, whenever the signal comes."""
     monkeypatch.setattr(scheduler, "QUANTUM", 7)
