@@ -64,9 +64,9 @@ def test_logits_and_tokens_against_llama_cpp(name, folder):
     assert np.abs(plain.get("rLogits").data.ravel() - logits).max() > 10 * most, "the adapters change nothing"
 
 
-@at_levels
-def test_same_bytes_everywhere(levels, folder):
-    path, adapters = with_adapters("two", folder)
+@at_levels("which", ["two"])
+def test_same_bytes_everywhere(which, levels, folder):
+    path, adapters = with_adapters(which, folder)
     same_bytes_everywhere(path, PROMPT, levels, adapters=adapters)
 
 

@@ -21,6 +21,7 @@ from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.batch import Batch
 from m3jit.vm.vm import VM
+from tests.models.levels import at_levels
 from tests.models.peers import near_the_peer, same_bytes_everywhere
 from tests.models.test_llama import generate
 
@@ -48,12 +49,10 @@ def test_logits_and_tokens_against_llama_cpp(name, folder):
     near_the_peer(name, tiny_models.build(folder, name), ORACLE["models"][name], PROMPT)
 
 
-@pytest.mark.parametrize("family", [f for f, family in tiny_models.FAMILIES.items() if "Q4_K" in family.types])
-def test_same_bytes_everywhere(family, folder):
-    """Interpreter, CPU levels, threads: tokens and every register; prompt chunks of 1, 7 and all: tokens and logits.
-
-    The baseline level, whose kernels take longest to compile, runs gemma3, the architecture with most in it."""
-    levels = [("cpu:native", 1), ("cpu:native", 2), ("cpu:avx2", 2)] + [("cpu:baseline", 1)] * (family == "gemma3")
+@at_levels("family", [f for f, family in tiny_models.FAMILIES.items() if "Q4_K" in family.types],
+           baseline=["gemma3", "qwen3moe"])               # the one with most in it, and one with experts
+def test_same_bytes_everywhere(family, levels, folder):
+    """Interpreter, CPU levels, threads: tokens and every register; prompt chunks of 1, 7 and all: tokens and logits."""
     same_bytes_everywhere(tiny_models.build(folder, f"{family}/Q4_K"), PROMPT, levels)
 
 

@@ -51,8 +51,7 @@ def test_the_activation_matters(folder):
     assert np.abs(a - b).max() > 1
 
 
-@at_levels
-@pytest.mark.parametrize("name", ["scales/TQ2_0", "relu2/TQ2_0"])
+@at_levels("name", ["scales/TQ2_0", "relu2/TQ2_0"])
 def test_same_bytes_everywhere(name, levels, folder):
     same_bytes_everywhere(tiny.build(folder, name), PROMPT, levels)
 

@@ -14,6 +14,7 @@ import pytest
 from m3jit.isa.kv import KVGeometry
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.provider import Models
+from tests.models.levels import at_levels
 from tests.models.peers import near_the_peer, same_bytes_everywhere
 from tests.models.test_architectures import rewritten, set_key, set_tensor
 from tests.models.test_llama import generate
@@ -38,9 +39,9 @@ def test_logits_and_tokens_against_llama_cpp(name, folder):
     near_the_peer(name, tiny.build(folder, name), ORACLE["models"][name], PROMPT)
 
 
-@pytest.mark.parametrize("name", ["plain/old/Q8_0", "experts/new/Q8_0"])
-def test_same_bytes_everywhere(name, folder):
-    same_bytes_everywhere(tiny.build(folder, name), PROMPT, (("cpu:native", 1), ("cpu:native", 2), ("cpu:avx2", 2)))
+@at_levels("name", ["plain/old/Q8_0", "experts/new/Q8_0"])
+def test_same_bytes_everywhere(name, levels, folder):
+    same_bytes_everywhere(tiny.build(folder, name), PROMPT, levels)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])

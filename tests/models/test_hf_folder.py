@@ -87,8 +87,7 @@ def test_logits_with_a_cache(name, folders):
     assert np.array_equal(whole.get("rLogits").data, parts.get("rLogits").data)
 
 
-@at_levels
-@pytest.mark.parametrize("name", ["llama-bf16", "qwen3moe", "granite"])
+@at_levels("name", ["llama-bf16", "qwen3moe", "granite"])
 def test_same_bytes_everywhere(name, levels, folders):
     wanted = run(folders[name], "interpreter").get("rLogits").data.tobytes()
     for backend, threads in levels:

@@ -34,7 +34,6 @@ def test_rounding_of_keys_and_values_is_all_that_differs(kv_type, bound, path):
     assert stream.dtype.name == kv_type and stream.length(1) == len(PROMPT)
 
 
-@at_levels
-@pytest.mark.parametrize("kv_type", ["BF16", "Q8_0"])
+@at_levels("kv_type", ["BF16", "Q8_0"], baseline=["Q8_0"])
 def test_same_bytes_everywhere(kv_type, levels, path):
     same_bytes_everywhere(path, PROMPT, levels, tokens=3, kv_type=kv_type)

@@ -90,13 +90,12 @@ def test_greedy_tokens_against_llama_cpp(name, tiny):
     assert tokens[:stop] == row["tokens"][:stop]
 
 
-@at_levels
-@with_more_slowly()
+@at_levels("name", TYPES + MORE_TYPES, baseline=[make_tiny_models.MIX],           # which has several types
+           slow=[name for name in MORE_TYPES if name != make_tiny_models.MIX])
 def test_same_bytes_everywhere(name, levels, tiny):
-    """Interpreter, three CPU levels, 1 to 3 threads: tokens and every register."""
+    """The interpreter and the levels with their threads: tokens and every register."""
     tokens, registers, _ = generate(tiny[name], "interpreter")
-    more = [("cpu:baseline", 2), ("auto", 2)] if name == make_tiny_models.MIX else []     # it has several types
-    for backend, threads in (*levels, *more):
+    for backend, threads in levels:
         found, others, vm = generate(tiny[name], backend, threads=threads)
         assert found == tokens and others == registers, (backend, threads)
         assert sum(r.retired for r in vm.regions.regions) > 100, f"{backend} hardly ran native code"

@@ -20,6 +20,8 @@ from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.batch import Batch
 from m3jit.vm.vm import VM
+from tests.models.levels import at_levels
+from tests.models.peers import same_bytes_everywhere
 from tests.models.test_architectures import rewritten
 from tests.models.test_llama import generate, register_of
 
@@ -70,19 +72,10 @@ def test_logits_and_tokens_against_llama_cpp(name, folder):
     assert vm.regions.regions, "nothing was compiled"
 
 
-@pytest.mark.parametrize("family", QUANTISED)
-def test_same_bytes_everywhere(family, folder):
+@at_levels("family", QUANTISED, baseline=["granitehybrid"])     # which has all there is
+def test_same_bytes_everywhere(family, levels, folder):
     """Interpreter, CPU levels, threads: tokens and every register; prompt chunks of 1, 7 and all: tokens and logits."""
-    path = tiny_models.build(folder, f"{family}/Q8_0")
-    logits, prompt = register_of(path, "rLogits"), PROMPT[:10]
-    tokens, registers, _ = generate(path, "interpreter", prompt=prompt, tokens=2)
-    levels = [("cpu:avx2", 2), ("cpu:baseline", 1)] if family == "granitehybrid" else []     # it has all there is
-    for backend, threads in [("cpu:native", 1), ("cpu:native", 2), *levels]:
-        found, others, _ = generate(path, backend, prompt=prompt, tokens=2, threads=threads)
-        assert found == tokens and others == registers, (backend, threads)
-    for chunk in (1, 7, len(prompt)):
-        found, others, _ = generate(path, "cpu", prompt=prompt, tokens=2, chunk=chunk)
-        assert found == tokens and others[logits] == registers[logits], chunk
+    same_bytes_everywhere(tiny_models.build(folder, f"{family}/Q8_0"), PROMPT[:10], levels)
 
 
 TWICE = """    COMPARE rPos, 0
