@@ -27,14 +27,14 @@ from m3jit.kernels import attention, layout, qmatmul, quantize
 READ_PIECE = 1 << 18                          # bytes one group of the read loop sums
 
 
-def read_kernel() -> Kernel:
-    """data r i32, out w i32 [groups, 64], groups i64: sums of 256 KB pieces."""
+def read_kernel(piece: int = READ_PIECE) -> Kernel:
+    """data r i32, out w i32 [groups, 64], groups i64: sums of pieces of so many bytes."""
     b = Builder("plain_read", 64)
     data, out, groups = b.ptr("data", "r", "i32"), b.ptr("out", "w", "i32"), b.scalar("groups")
     b.set_grid(groups)
     acc = b.var("i32", 0)
-    with b.loop(0, READ_PIECE // 4, 64) as at:
-        acc.set(acc.get() + b.load_lanes("i32", data.at(b.group * READ_PIECE), at))
+    with b.loop(0, piece // 4, 64) as at:
+        acc.set(acc.get() + b.load_lanes("i32", data.at(b.group * piece), at))
     b.store_lanes("i32", out, b.group * 64, acc.get())
     return b.finish()
 
