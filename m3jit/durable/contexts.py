@@ -163,8 +163,8 @@ def _peek(owner: Any, name: str) -> int:
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 class Whole:
-    """A machine's tree, read and checked.  `stores`: what makes a machine of it; `main`: the main context's entry, or
-    None when it has ended.  root: of the main context.  given: handles of snapshots that the host gets."""
+    """A machine's tree, read and checked.  `stores`: what makes a machine of it; `main`: the main context, or None
+    when it has ended.  root: of the main context.  given: handles of snapshots that the host gets."""
 
     def __init__(self, reading: Any, tree: Any, root: Root, given: Sequence[SnapshotHandle]):
         contexts, turns, shared, rings, sources, locks, trap, numbers, window = tree
@@ -283,19 +283,30 @@ class Whole:
         return Wait(lambda: True, what, external)
 
     def _window(self, tree: list[Any], root: Root, given: Sequence[SnapshotHandle]) -> list[Store]:
+        """The window: as many of its newest snapshots as the bound leaves room for, as on a machine that runs.
+        ValueError: it leaves none for those in registers."""
         snapshots = self.vm.snapshots
         window, limit = snapshots.window, snapshots.bound.limit
         ring = [self.reading.snapshot(whole(n, 0, MOST, "a snapshot")) for n in tree][-window:] if window else []
-        running = [root if c is self.main else c for c in self.contexts.values()]
-        kept = {s for s in (*ring, *(h.get() for h in given), *(s for r in running for s in _names(r)))
-                if s is not None}
-        seen: set[int] = set()
-        distinct(running, seen)
-        held = distinct((s.root for s in kept), seen) + REGISTERS * len(kept)
-        expect(held <= limit, f"its snapshots hold {held} bytes that no running context has, more than the {limit} "
-                              f"they may (snapshot_memory); raise the bound: m3jit run --snapshot-memory SIZE, "
-                              f"VM(snapshot_memory=...)")
-        return [attribute(snapshots, "_ring", ring), attribute(snapshots, "_at", len(ring) % max(window, 1))]
+        running = [root, *(c for c in self.contexts.values() if c is not self.main)]     # the main one, if it has ended
+        named = [*(h.get() for h in given), *(s for r in running for s in _names(r))]
+        let_go = snapshots.let_go
+        while (held := _held(running, [*ring, *named])) > limit:
+            expect(bool(ring), f"its snapshots hold {held} bytes that no running context has, more than the {limit} "
+                               f"they may (snapshot_memory); raise the bound: m3jit run --snapshot-memory SIZE, "
+                               f"VM(snapshot_memory=...)")
+            half = (len(ring) + 1) // 2
+            let_go = max([let_go, *(s.id for s in ring[:half] if s is not None)])
+            ring = ring[half:]
+        return [attribute(snapshots, "_ring", ring), attribute(snapshots, "_at", len(ring) % max(window, 1)),
+                attribute(snapshots, "let_go", let_go)]
+
+
+def _held(running: Sequence[Root | Context], snapshots: Iterable[Snapshot | None]) -> int:
+    """Bytes that these snapshots hold and the running contexts do not."""
+    kept, seen = {s for s in snapshots if s is not None}, set[int]()
+    distinct(running, seen)
+    return distinct((s.root for s in kept), seen) + REGISTERS * len(kept)
 
 
 def _moment(left: Any) -> float | None:
