@@ -19,7 +19,7 @@ allocates nothing, it writes where the token before the last one had its state.
 from __future__ import annotations
 
 import math
-from typing import Mapping
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -63,12 +63,13 @@ class Memory:
     def __init__(self, block: spare.Block):
         self._block, self.data, self.address = block, block.data.view(np.float32), block.address
 
-    def __del__(self):
+    def __del__(self, blocks: Any = spare) -> None:     # this module's names may be gone already
         try:
             block = self._block
         except AttributeError:                         # making it was interrupted
             return
-        spare.give(block)
+        if blocks.give is not None:                    # the process ends
+            blocks.give(block)
 
 
 def take(elements: int) -> Memory:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import weakref
 from array import array
-from typing import Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 
@@ -124,12 +124,13 @@ class Page:
         with lock:
             return self.mark.position()
 
-    def __del__(self) -> None:
+    def __del__(self, blocks: Any = spare) -> None:     # this module's names may be gone already
         try:
             block = self._block
         except AttributeError:                         # making it was interrupted
             return
-        spare.give(block)
+        if blocks.give is not None:                    # the process ends
+            blocks.give(block)
 
 
 def take_all(pages: Sequence[Page], first: int, stop: int) -> list[Claim | None]:

@@ -52,6 +52,8 @@ def take(nbytes: int) -> Block:
 def give(block: Block) -> None:
     """Hand back what `take` gave; nobody may use it any more.  Any thread, finalisers too: so there is no lock."""
     global _kept
+    if _free is None:                        # the process ends, this module's names went before the block's holder
+        return
     nbytes = block.data.nbytes
     if nbytes > LIMIT or _kept + nbytes > LIMIT and not _make_room(nbytes):
         return

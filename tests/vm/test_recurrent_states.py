@@ -3,6 +3,8 @@ refused.  Every executor gives the same bytes."""
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -270,3 +272,29 @@ def test_only_a_recurrent_state_is_taken_for_one(state):
             vm.run()
     else:
         assert vm.run().get("r1").shape == (2, CHANNELS)
+
+
+AT_THE_END = """
+import colorsys, gc, sys
+sys.first = colorsys                     # imported first, so that its names go last, after those of m3jit's modules
+import numpy as np
+import m3jit
+vm = m3jit.VM(m3jit.assemble('''
+    SSM_SCAN rY, rX, sCells, rDt, rLog, B=rBs C=rBs D=rD LAYER=0
+    ATTN rA, rX, rX, rX, sKV HEADS=2 LAYER=0 CAUSAL
+    HALT'''), backend="interpreter")
+for name, shape in {"rX": (3, 8), "rDt": (3, 8), "rLog": (8, 4), "rBs": (3, 4), "rD": (8,)}.items():
+    vm.set(name, np.ones(shape, np.float32))
+vm.run()
+sys.others = [m for name, m in sys.modules.items() if name.startswith("m3jit")]
+colorsys.kept = [vm.state("sCells"), vm.state("sKV")]
+del vm
+gc.collect()
+print(len(colorsys.kept), "states are alive")
+"""
+
+
+def test_a_process_ends_quietly_with_states_alive():
+    """Their memory is handed back when the names of the modules are gone already."""
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 states are alive\n", "")
