@@ -108,8 +108,8 @@ class Member:
         self.vm.close(complete=True)
 
     def fail(self, error: BaseException) -> None:
+        self.error = error                              # first: Ctrl-C may come out of the call
         self.vm._fail(error)
-        self.error = error
 
 
 class Batch:
@@ -202,6 +202,8 @@ class Batch:
 
     # -- a round ----------------------------------------------------------------------------------------------------
     def _advance(self, m: Member, parked: list[Member], locks: list[Any]) -> bool:
+        if m.error is not None:                         # Ctrl-C came as it failed
+            raise m.error
         ran = m.advance()
         if m.vm.finished:
             m.finish()

@@ -270,3 +270,24 @@ def test_an_interruption_ends_the_machines_it_hits(models, monkeypatch, kind):
     assert [type(m.error) for m in members] == [kind] * 2 and all(m.ended for m in members)
     batch.run()
     assert text == alone(models, "No", 5)[0]
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_machine_that_failed_has_its_error_whenever_ctrl_c_comes(monkeypatch, when):
+    """It comes as the machine is ended; in the next round it is."""
+    vm = m3jit.VM(m3jit.assemble('LOADI rX, 0\nASSERT rX CODE=3 MESSAGE="wrong"\nHALT'), backend="interpreter")
+    fail, ends, came = vm._fail, [], []
+
+    def interrupted(error):
+        if when == "behind" or came:
+            fail(error)
+        if not came:
+            came.append(error)
+            raise KeyboardInterrupt
+    monkeypatch.setattr(vm, "_fail", interrupted)
+    batch = Batch()
+    member = batch.add(vm, on_end=lambda m: ends.append(type(m.error)))
+    with pytest.raises(KeyboardInterrupt):
+        batch.step()
+    batch.run()
+    assert ends == [Trap] and isinstance(member.error, Trap) and isinstance(vm.error, Trap) and vm._closed
