@@ -53,7 +53,7 @@ def trim(root: Path, limit: int, ending: str = "") -> int:
             break
         try:
             os.unlink(path)
-        except OSError:
-            pass
+        except OSError:                                # it is still there, or another process removed it
+            continue
         removed += size
     return removed

@@ -130,6 +130,7 @@ class WeightStore:
             warn_where_not_finite(t)
             return layout.repack(t.dtype, raw, rows, cols)
         path = self.root / name[:2] / f"{name}.bin"
+        before = self.reason
         found = self._map(path, head, nbytes)
         if found is not None:
             return found
@@ -141,6 +142,8 @@ class WeightStore:
                 self.reason, self._writes = f"{path.parent}: {e.strerror or e}", False
             else:
                 found = self._map(path, head, nbytes)
+                if found is not None:                  # it took the place of one that could not be used
+                    self.reason = before
         if found is None:
             return layout.repack(t.dtype, raw, rows, cols)
         if cache_files.look_now(name):

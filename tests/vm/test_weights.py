@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from m3jit import cache_files
 from m3jit.api.generation import load_model
 
 from m3jit.frontend import assemble
@@ -150,6 +151,38 @@ def test_a_cache_of_another_user(tmp_path, monkeypatch, call):
         assert (store.reason, store.mapped, store.in_memory) == ("", size, 0)
     else:
         assert store.reason.endswith(".bin: Operation not permitted") and store.in_memory == size
+
+
+def test_a_file_that_is_replaced_is_no_reason(tmp_path, monkeypatch):
+    """One that may not be read is written again, and then it is used."""
+    size, refusals = len(packed_by(WeightStore(tmp_path), 1)), []
+
+    def refused_once(*args: object, **how: object) -> object:
+        if not refusals:
+            refusals.append(args)
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return open(*args, **how)                      # type: ignore[call-overload]
+    store = WeightStore(tmp_path)
+    monkeypatch.setattr(weights, "open", refused_once, raising=False)
+    packed_by(store, 1)
+    assert refusals and (store.reason, store.mapped, store.in_memory) == ("", size, 0)
+
+
+def test_what_cannot_be_removed_does_not_count_as_removed(tmp_path, monkeypatch):
+    place = tmp_path / "ab"
+    place.mkdir()
+    for age, name in enumerate("abcd"):
+        (place / name).write_bytes(bytes(100))
+        os.utime(place / name, (age, age))
+    unlink = os.unlink
+
+    def kept(path: str) -> None:
+        if path.endswith("a"):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path)
+    monkeypatch.setattr(cache_files.os, "unlink", kept)
+    assert cache_files.trim(tmp_path, 300) == 200      # two others went in its place
+    assert sorted(f.name for f in place.iterdir()) == ["a", "d"]
 
 
 @pytest.mark.parametrize("full", [False, True])
