@@ -15,7 +15,8 @@ import pytest
 from m3jit.backends.cpu import pool
 from m3jit.backends.cpu.cache import DiskCache
 from m3jit.backends.cpu.engine import Engine
-from m3jit.backends.cpu.runtime import CHUNKS_PER_THREAD, MAX_THREADS, MOST_ITEMS
+from m3jit.backends.cpu.runtime import CHUNKS_PER_THREAD, MAX_THREADS
+from m3jit.backends.cpu.runtime_jobs import MOST_ITEMS
 from m3jit.ir.loop import Kernel
 from m3jit.ir.loop_builder import Builder
 from m3jit.ir.plan import Barrier, Copy, Exit, FrameWord, Launch, Plan, PlanBlock, Scalar

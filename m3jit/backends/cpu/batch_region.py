@@ -18,7 +18,7 @@ from typing import Any, Callable, Sequence
 
 from m3jit.backends.cpu.region import PlanError, RegionRenderer
 from m3jit.backends.cpu.render import grid_symbol, run_symbol
-from m3jit.backends.cpu.runtime import MOST_ITEMS, guarded
+from m3jit.backends.cpu.runtime import guarded
 from m3jit.backends.cpu.runtime_batch import ARGUMENT_WORDS, HEAD_WORDS, ROWS, Work
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.backends.cpu.text import LLVM_TYPE, literal

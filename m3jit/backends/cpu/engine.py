@@ -45,6 +45,7 @@ from m3jit.backends.cpu import pool as worker_pool
 from m3jit.backends.cpu import batch_region, render, runtime, runtime_batch
 from m3jit.backends.cpu.cache import DiskCache
 from m3jit.backends.cpu.region import SYMBOL, is_parallel, render_region
+from m3jit.backends.cpu.runtime_jobs import ITEM_WORDS, MOST_ITEMS
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.ir.loop import Kernel
 from m3jit.ir.plan import ABANDONED, Exit, FrameWord, Launch, Plan, PlanBlock, Scalar
@@ -149,11 +150,11 @@ class BoundBatch:
         self.native, self.frames = native, frames
         self._state, listed = np.zeros(n, np.int64), np.zeros(n, np.int64)
         arguments, links, linked = native.room
-        items = np.zeros(max(runtime.MOST_ITEMS, n * links) * runtime.ITEM_WORDS, np.int64)
-        room = np.zeros(max(runtime.MOST_ITEMS * arguments, n * linked), np.int64)
+        items = np.zeros(max(MOST_ITEMS, n * links) * ITEM_WORDS, np.int64)
+        room = np.zeros(max(MOST_ITEMS * arguments, n * linked), np.int64)
         work = self.work = np.zeros(W.WORDS, np.int64)
         work[W.CONTEXTS], work[W.FRAMES], work[W.STRIDE] = n, frames.ctypes.data, 8 * native.words
-        work[W.GROUPS], work[W.LIMIT] = 1, runtime.MOST_ITEMS
+        work[W.GROUPS], work[W.LIMIT] = 1, MOST_ITEMS
         halt = self._halt = np.zeros(3, np.int64)      # (runtime.py) pointer, skipped, the word
         self.stop = halt[2:].view(np.int32)            # URGENT: everybody who has not left gives up
         for word, array in ((W.ITEMS, items), (W.SLOTS, room), (W.LIST, listed), (W.STATE, self._state),

@@ -21,7 +21,8 @@ from typing import Callable
 from m3jit.backends.cpu.memory import decode
 from m3jit.backends.cpu.numeric import SCALAR
 from m3jit.backends.cpu.render import grid_symbol, kernel_signature, kernel_symbol, polls, run_symbol
-from m3jit.backends.cpu.runtime import ITEM_WORDS, MOST_ITEMS, guarded
+from m3jit.backends.cpu.runtime import guarded
+from m3jit.backends.cpu.runtime_jobs import ITEM_WORDS, MOST_ITEMS
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.backends.cpu.text import LLVM_TYPE, Writer, literal
 from m3jit.ir.loop import MEMORY, Kernel

@@ -43,6 +43,7 @@ import ctypes
 import platform
 import sys
 
+from m3jit.backends.cpu.runtime_batch import batch_text
 from m3jit.backends.cpu.runtime_jobs import JOB, WORKER
 from m3jit.backends.cpu.target import CpuTarget
 from m3jit.ir.plan import FrameWord
@@ -52,8 +53,6 @@ READY = 1536
 MAX_THREADS = 256
 POOL_BYTES = 2560 + 128 * MAX_THREADS
 CHUNKS_PER_THREAD = 4
-MOST_ITEMS = 32            # of a batch: a share of MOST_ITEMS * CHUNKS_PER_THREAD chunks fits the ticket's 16 bits
-ITEM_WORDS = 4
 URGENT = 2                 # a stop word from this on: leave between two chunks (m3jit.vm.stopping)
 
 _DONE_SPINS = 256          # pauses before yielding while a worker finishes its chunk: about 10 microseconds
@@ -128,7 +127,6 @@ define internal void @note_skipped(ptr %halt) nounwind noinline {{
 def runtime_text(target: CpuTarget, counted: bool = False) -> str:
     """IR of the support functions: m3_run, m3_copy, m3_copy_grid, m3_worker, m3_launch, m3_stop, and those of
     runtime_batch.  counted: see `look`."""
-    from m3jit.backends.cpu.runtime_batch import batch_text
     if target.arch == "x86_64":
         declare, pause = "declare void @llvm.x86.sse2.pause()\n", "call void @llvm.x86.sse2.pause()"
     else:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from m3jit.backends.cpu.runtime import ITEM_WORDS, MOST_ITEMS
 from m3jit.backends.cpu.runtime_chains import CHAIN, UNEVEN
+from m3jit.backends.cpu.runtime_jobs import ITEM_WORDS, MOST_ITEMS
 
 ROWS = 2
 HEAD_WORDS, ARGUMENT_WORDS = 5, 5

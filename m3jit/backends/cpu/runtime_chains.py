@@ -113,6 +113,30 @@ leave:
   ret void
 }
 
+; the first of items from..n-1 whose fourth word, masked, is the one that is wanted; n where there is none
+define internal i64 @next_item(ptr %items, i64 %from, i64 %n, i64 %mask, i64 %wanted) nounwind {
+entry:
+  br label %look
+look:
+  %i = phi i64 [ %from, %entry ], [ %i1, %next ]
+  %inside = icmp slt i64 %i, %n
+  br i1 %inside, label %visit, label %none
+visit:
+  %item = getelementptr [ITEM_BYTES x i8], ptr %items, i64 %i
+  %tagp = getelementptr i64, ptr %item, i64 3
+  %tag = load i64, ptr %tagp, align 8
+  %seen = and i64 %tag, %mask
+  %fits = icmp eq i64 %seen, %wanted
+  br i1 %fits, label %found, label %next
+next:
+  %i1 = add i64 %i, 1
+  br label %look
+found:
+  ret i64 %i
+none:
+  ret i64 %n
+}
+
 ; is the largest group's share of what is worth sharing about the average?
 define internal i1 @even(ptr %items, i64 %n, i64 %groups) nounwind noinline {
 entry:
@@ -122,31 +146,25 @@ each:
   %total = phi i64 [ 0, %entry ], [ %total1, %summed ]
   %most = phi i64 [ 0, %entry ], [ %most1, %summed ]
   %more = icmp slt i64 %g, %groups
-  br i1 %more, label %look, label %decide
-look:
-  %i = phi i64 [ 0, %each ], [ %i1, %next ]
-  %sum = phi i64 [ 0, %each ], [ %sum1, %next ]
-  %inside = icmp slt i64 %i, %n
-  br i1 %inside, label %visit, label %summed
-visit:
-  %item = getelementptr [ITEM_BYTES x i8], ptr %items, i64 %i
-  %tagp = getelementptr i64, ptr %item, i64 3
-  %tag = load i64, ptr %tagp, align 8
-  %low = and i64 %tag, 4294967295
+  br i1 %more, label %begin, label %decide
+begin:
   %group = shl i64 %g, 1
   %wanted = or i64 %group, 1
-  %counts = icmp eq i64 %low, %wanted
-  br i1 %counts, label %count, label %next
+  br label %look
+look:
+  %from = phi i64 [ 0, %begin ], [ %i1, %count ]
+  %sum = phi i64 [ 0, %begin ], [ %sum1, %count ]
+  %i = call i64 @next_item(ptr %items, i64 %from, i64 %n, i64 4294967295, i64 %wanted)
+  %found = icmp slt i64 %i, %n
+  br i1 %found, label %count, label %summed
 count:
+  %item = getelementptr [ITEM_BYTES x i8], ptr %items, i64 %i
   %gridp = getelementptr i64, ptr %item, i64 1
   %grid = load ptr, ptr %gridp, align 8
   %argsp = getelementptr i64, ptr %item, i64 2
   %args = load ptr, ptr %argsp, align 8
   %size = call i64 %grid(ptr %args)
-  br label %next
-next:
-  %work = phi i64 [ 0, %visit ], [ %size, %count ]
-  %sum1 = add i64 %sum, %work
+  %sum1 = add i64 %sum, %size
   %i1 = add i64 %i, 1
   br label %look
 summed:
@@ -190,19 +208,15 @@ entry:
 each:
   %g = phi i64 [ %begin, %entry ], [ %g1, %done ]
   %more = icmp slt i64 %g, %end
-  br i1 %more, label %look, label %leave
+  br i1 %more, label %walk, label %leave
+walk:
+  %wanted = shl i64 %g, 1
+  br label %look
 look:
-  %i = phi i64 [ 0, %each ], [ %i1, %next ]
-  %inside = icmp slt i64 %i, %n
-  br i1 %inside, label %visit, label %done
-visit:
-  %item = getelementptr [ITEM_BYTES x i8], ptr %items, i64 %i
-  %tagp = getelementptr i64, ptr %item, i64 3
-  %tag = load i64, ptr %tagp, align 8
-  %low = and i64 %tag, 4294967295
-  %group = lshr i64 %low, 1
-  %own = icmp eq i64 %group, %g
-  br i1 %own, label %run, label %next
+  %from = phi i64 [ 0, %walk ], [ %i1, %execute ]
+  %i = call i64 @next_item(ptr %items, i64 %from, i64 %n, i64 4294967294, i64 %wanted)
+  %found = icmp slt i64 %i, %n
+  br i1 %found, label %run, label %done
 run:
   %skipped = load atomic i32, ptr %skippedp monotonic, align 4
   %cut = icmp ne i32 %skipped, 0
@@ -214,9 +228,8 @@ skip:
   call void @note_skipped(ptr %halt)
   br label %leave
 execute:
+  %item = getelementptr [ITEM_BYTES x i8], ptr %items, i64 %i
   call void @run_item(ptr %item, i64 0, i64 1, ptr %halt)
-  br label %next
-next:
   %i1 = add i64 %i, 1
   br label %look
 done:

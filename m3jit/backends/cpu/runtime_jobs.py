@@ -1,6 +1,9 @@
 """Native support code: publishing a job, claiming its chunks, and the workers' loop (memory layout: runtime.py)."""
 from __future__ import annotations
 
+MOST_ITEMS = 32            # of a batch: a share of MOST_ITEMS * CHUNKS_PER_THREAD chunks fits the ticket's 16 bits
+ITEM_WORDS = 4
+
 JOB = """
 ; claims and executes chunks of one share until none is left; returns how many.  back: from its end, so that the owner
 ; goes on where it is and finds what it has asked of memory ahead.  A chunk that is claimed when the stop word is urgent
