@@ -20,14 +20,16 @@ from m3jit.ir.loop_builder import Builder
 from tests.backends import executors as E
 from tests.backends.executors import LAUNCHES, agree
 from tests.backends.kernel_cases import CASES, Case
-from tests.kernels.executors import vector_fmas
+from tests.kernels.executors import kind_of, vector_fmas
 
 FAST = [c for c in CASES if not c.slow]
 # The baseline level has no fma and LLVM needs seconds for what computes it: of the kernels with many, one of each kind.
 MANY_FMAS = 300
-ON_BASELINE = ("attn_blocks_2_1_66x40_q8_0_causal_1", "attn_rows_3_1_8_f16_causal_5", "fused_functions_333",
-               "fused_softmax_2x63", "matmul_rows_F32_1x37x200", "matmul_rows_Q8_0_1x5x96", "qmatmul_gated_Q4_1_Q4_1",
-               "rope_80_NEOX_1")
+ON_BASELINE = ("attn_blocks_2_1_66x40_q8_0_causal_1", "attn_blocks_3_1_8_f16_causal_1",
+               "attn_blocks_4_1_70x66_f16_causal_shared_1", "attn_rows_2_1_9x5_f16_causal_shared_5",
+               "attn_rows_3_1_8_f16_causal_5", "fused_functions_333", "fused_softmax_2x63", "matmul_rows_BF16_1x5x33",
+               "matmul_rows_F32_1x37x200", "matmul_rows_Q8_0_1x5x96", "matmul_rows_grouped_1",
+               "qmatmul_gated_Q4_1_Q4_1", "rope_80_NEOX_1")
 # One kernel of each kind of the first slice; PoCL needs seconds for each.
 ON_OPENCL = (
     "fused_chain_4097",
@@ -74,6 +76,12 @@ def test_opencl(case: Case):
 
 def test_named_cases_exist():
     assert {c.name for c in CASES} >= set(ON_OPENCL) and {c.name for c in FAST} >= set(ON_BASELINE)
+
+
+def test_each_kind_of_kernel_is_on_baseline():
+    """One case each: a kind without one is not tested on that level, more cost seconds."""
+    many = {c.name: kind_of(c.kernel) for c in FAST if vector_fmas(c.kernel) > MANY_FMAS}
+    assert sorted(set(many.values())) == sorted(many[name] for name in ON_BASELINE), "ON_BASELINE lacks a kind"
 
 
 @by_name([c for c in CASES if c.name.startswith("sample")])

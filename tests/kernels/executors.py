@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, Sequence
 
 import numpy as np
@@ -11,8 +12,15 @@ from m3jit.backends.cpu.target import available_levels
 from m3jit.ir.loop import Kernel, walk
 from tests.loop_eval import run_kernel
 
-# fma is a dozen operations where the CPU has none: LLVM needs ten times as long, seconds for kernels with many
+# fma is a dozen operations where the CPU has none: LLVM needs ten times as long, seconds for kernels with many.
 FEW_FMAS, MOST_FMAS = 64, 340
+# Of the kernels with more than FEW_FMAS, those on baseline by default: one of each builder, and its variants.
+ON_BASELINE = ("attn_blocks_2_1_9_q8_0_causal_shared", "attn_blocks_2_2_24_f16_causal",
+               "attn_blocks_4_2_33x66_bf16_causal", "attn_combine_2_8", "attn_combine_4_8_causal",
+               "matmul_columns_f16_grouped", "matmul_columns_f32", "qmatmul_gated_q8_0_q5_0",
+               "qmatmul_q2_k_bias_residual", "qmatmul_q4_1", "qmatmul_q4_k", "qmatmul_q5_1_bias_residual",
+               "rope_24_neox", "rope_24_norm_factors")
+all_levels = False                                     # set by conftest.py: baseline runs all up to MOST_FMAS
 
 
 @functools.cache
@@ -20,13 +28,18 @@ def engine(level: str) -> Engine:
     return Engine(level)
 
 
-@functools.lru_cache(maxsize=256)
 def levels(kernel: Kernel) -> tuple[str, ...]:
-    """The CPU levels a kernel is tested on: all the host has; baseline only for kernels with few fmas and one in four
-    of those with more (tests/backends/test_same_bytes.py runs each kind of kernel there)."""
+    """The CPU levels a kernel is tested on: all the host has; baseline only for kernels with few fmas and those of
+    ON_BASELINE, with `-m slow` for those up to MOST_FMAS (tests/backends/test_same_bytes.py runs each kind of kernel
+    there, and with `-m slow` every case)."""
     fmas = vector_fmas(kernel)
-    baseline = fmas <= FEW_FMAS or fmas <= MOST_FMAS and int(kernel.digest(), 16) % 4 == 0
+    baseline = fmas <= (MOST_FMAS if all_levels else FEW_FMAS) or kernel.name in ON_BASELINE
     return tuple(n for n in available_levels() if n != "baseline" or baseline)
+
+
+def kind_of(kernel: Kernel) -> str:
+    """Its builder and variant: the kernel's name without sizes, as attn_rows_3_1_66x40_q8_0 is attn_rows_q8_0."""
+    return re.sub(r"(?<![a-z]\d)_\d+(x\d+)?(?=_|$)", "", kernel.name)
 
 
 def vector_fmas(kernel: Kernel) -> int:
