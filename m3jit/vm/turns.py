@@ -103,8 +103,11 @@ class Turns:
         found = self.broken_off
         if found is None or not found.done:
             return found is not None
-        behind = self.image.index_of.get(found.goes_on)
-        fast = self.image.instructions[self.image.index_of[found.pc]].op.route == "value"
+        ctx = self._slicing[0]                         # type: ignore[index]
+        if ctx.looked == (ctx.retired, ctx.index):     # behind an IF_INTERRUPT, also one in compiled code's wake
+            return False
+        behind, op = self.image.index_of.get(found.goes_on), self.image.instructions[self.image.index_of[found.pc]].op
+        fast = op.route == "value" or op.control in ("next", "jump", "branch")     # compiled code may begin there too
         return fast and behind not in self.interpreter.heads
 
     def _slice(self, ctx: Context, budget: int, done: int = 0) -> None:

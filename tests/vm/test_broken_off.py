@@ -15,6 +15,7 @@ from m3jit.vm import scheduler
 from m3jit.vm.checked import comparable
 from m3jit.vm.vm import VM
 from tests.vm.state_model.faults import Signal
+from tests.vm.test_looks import PROGRAMS, SOURCE
 
 PROGRAM = assemble("""
     LOADI rN, 0
@@ -182,6 +183,76 @@ def test_contexts_take_their_turns_as_they_would_have(monkeypatch, step, stride)
         go(vm)
         assert seen(vm, children[-1]) == expected, signal.said
     assert moment > 300
+
+
+LOOKING = {**PROGRAMS, "begins at a jump": assemble(SOURCE.format(first="loop", head="JUMP on\non: ADD rC, rI, 3",
+                                                                  behind=""))}
+
+
+@pytest.mark.parametrize("name", LOOKING)
+@pytest.mark.parametrize("place", ["enter", "_sees_nothing"])
+def test_turns_around_compiled_code_are_as_they_would_have_been(monkeypatch, name, place):
+    """A region may begin at a jump, and is left in front of an IF_INTERRUPT, which is then done at once: Ctrl-C comes
+    behind either, each time that is done, in slices of all kinds of lengths."""
+    came = 0
+    for quantum in range(3, 12):
+        monkeypatch.setattr(scheduler, "QUANTUM", quantum)
+        straight, expected = looking(name)
+        straight._loop(lambda: False)
+        for time in range(1, 1000, 1 if quantum == 7 else 5):
+            vm, items = looking(name)
+            calls = signal_behind(vm.regions if place == "enter" else vm.interpreter, place, time)
+            try:
+                vm._loop(lambda: False)
+            except KeyboardInterrupt:
+                came += 1
+                vm._loop(lambda: False)
+            assert (items, vm.retired) == (expected, straight.retired), (quantum, time)
+            assert vm.scheduler.turns == straight.scheduler.turns, (quantum, time)
+            if len(calls) < time:
+                break
+    assert came > 50
+
+
+def signal_behind(owner: Any, name: str, time: int) -> list[Any]:
+    """Raise KeyboardInterrupt behind a call of this method, for the time-th time; the list has one item for each."""
+    real, calls = getattr(owner, name), []
+
+    def call(*arguments: Any) -> Any:
+        found = real(*arguments)
+        calls.append(found)
+        if len(calls) == time:
+            raise KeyboardInterrupt
+        return found
+    setattr(owner, name, call)
+    return calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOKING)
+@pytest.mark.parametrize("quantum", [5, 7, 8])
+def test_turns_around_compiled_code_at_every_moment(monkeypatch, name, quantum):
+    monkeypatch.setattr(scheduler, "QUANTUM", quantum)
+    straight, expected = looking(name)
+    straight._loop(lambda: False)
+    assert straight.regions.retired > 100
+    moment, came = 0, True
+    while came:
+        moment += 11
+        (vm, items), signal = looking(name), Signal(moment)
+        came = signal.hit(signal.run(lambda: vm._loop(lambda: False)))
+        vm._loop(lambda: False)
+        again = [item for i, item in enumerate(items) if item not in items[:i]]        # written, and stopped behind it
+        assert again == expected and vm.retired == straight.retired, signal.said
+        assert vm.scheduler.turns == straight.scheduler.turns, signal.said
+    assert moment > 300
+
+
+def looking(name: str) -> tuple[VM, list[Any]]:
+    """A machine for a program that looks for interrupts, and its items: each with when it was written."""
+    vm, items = VM(LOOKING[name], backend="cpu", threads=1), []
+    vm.set_sink("OUTPUT", lambda item: items.append((str(item), vm.machine.ctx.retired, vm.retired)))
+    return vm, items
 
 
 WAITS = assemble("SENSE rX, USER_INPUT\nSENSE rX, rStatus, USER_INPUT\nADD rX, rX, 1\nDIV rX, rX, 0\n", "waits.m3asm")
