@@ -38,6 +38,9 @@ class Policy(Protocol):
 
 def checked_policy(policy: Policy | None) -> Policy | None:
     """A policy, or None.  UserError: it is something else."""
+    if isinstance(policy, type):
+        raise UserError(f"checkpoints: a policy is expected, and {policy.__name__} is the class of such; make one, for "
+                        f"example {policy.__name__}()")
     if policy is not None and not (hasattr(policy, "keep") and callable(getattr(policy, "due", None))):
         raise UserError(f"checkpoints: EveryToken, EveryTokens, EverySentence or another policy of "
                         f"m3jit.api.checkpoints is expected, or None, got {brief(repr(policy))}")

@@ -11,7 +11,7 @@
 machine itself sees and writes (m3jit.vm.recording), the place among them where `stop` took effect.
 
 A session and its forks share one machine and one log.  Where another thread calls `stop` is part of the log; all other
-methods are for one thread at a time.
+methods are for one thread at a time.  Any thread may look at what there is; nothing is noted of that.
 """
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import functools
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,12 @@ from m3jit.vm.recording import Raised
 POLICIES = {kind.__name__: kind for kind in (EveryToken, EveryTokens, EverySentence)}
 NEXT, LEAVE, SHOW = "next", "leave", "show"            # calls that are no methods: of texts, and of what a host shows
 AFTERWARDS = ("close", LEAVE, SHOW)                    # calls that a recording which ended early does not refuse
+LOOKS = ("messages", "answer", "finish_reason")        # of a conversation, what the end of a text changes
+PATIENCE = 10.0                                        # seconds that a call waits for the end of a text to be noted
+
+
+class InUse(UserError):
+    """A call that was refused, and is not in the log: another one is under way."""
 
 
 class Course:
@@ -69,8 +76,11 @@ class Course:
         """Call a method; what it gave."""
         return do()
 
-    def look(self, do: Callable[[], Any]) -> Any:
-        """What a look at a session gives, which may note where its states are."""
+    def look(self) -> None:
+        """Somebody looks at what there is: texts that were let go of end before."""
+
+    def beside(self, name: str, do: Callable[[], Any]) -> Any:
+        """What a method gives that needs the machine and is no part of the log."""
         return do()
 
     def end(self, error: BaseException | None = None) -> None:
@@ -110,6 +120,7 @@ class Journal(Course):
         self._shown, self._texts = shown, 0
         self._inside: int | None = None                # the thread that is in a call, whose own calls are not noted
         self._turn = threading.Lock()                  # held from before a call is noted until what it gave is
+        self._turn_of: tuple[int, bool] | None = None  # the thread that holds it, and whether it calls a method
         self._thread = threading.get_ident()           # of the last call
         self._left: deque[tuple[int, Any]] = deque()   # texts whose end is not noted yet
         self._at_exit = functools.partial(_end_at_exit, weakref.ref(self), os.getpid())
@@ -143,7 +154,7 @@ class Journal(Course):
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """Calls inside are not noted."""
+        """Calls inside are not noted, nor those of what it decorates."""
         before, self._inside = self._inside, threading.get_ident()
         try:
             yield
@@ -151,42 +162,59 @@ class Journal(Course):
             self._inside = before
 
     @contextlib.contextmanager
-    def _turned(self) -> Iterator[bool]:
-        """Whether nothing else is noted inside; False: another call is under way."""
+    def _turned(self, calling: bool = False) -> Iterator[bool]:
+        """Whether nothing else is noted inside; False: another call is under way.
+
+        calling: a method is to be called inside, which waits for another thread that notes no more than the end of
+        texts."""
         held: list[bool] = []
+        me, late = threading.get_ident(), time.monotonic() + PATIENCE
         try:
             held.extend(map(self._turn.acquire, (False,)))                  # in one call: no interrupt between the two
-            yield held[0]
+            while calling and not held[-1] and time.monotonic() < late:
+                holder = self._turn_of                 # None: it has just taken the turn, or just gives it back
+                if holder is not None and (holder[1] or holder[0] == me):
+                    break
+                time.sleep(0.001)
+                held.extend(map(self._turn.acquire, (False,)))
+            if held[-1]:
+                self._turn_of = me, calling
+            yield held[-1]
         finally:
-            if held and held[0]:
+            if held and held[-1]:
+                self._turn_of = None
                 self._turn.release()
 
     def call(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
+        return self._in_turn(name, lambda: self._do(target, name, arguments, named, do), do)
+
+    def beside(self, name: str, do: Callable[[], Any]) -> Any:
+        return self._in_turn(name, self.quiet()(do), do)
+
+    def _in_turn(self, name: str, do: Callable[[], Any], inside: Callable[[], Any]) -> Any:
+        """What `do` gives while nothing else is noted; `inside`, where it is a part of another call.  InUse."""
         if self._inside == threading.get_ident():
-            return do()
-        with self._turned() as mine:
+            return inside()
+        with self._turned(calling=True) as mine:
             if not mine:
-                other = " in another thread" * (self._thread != threading.get_ident())
-                raise UserError(f"{name}: the session is in use{other}: call stop(), wait for it, and try again")
+                holder = self._turn_of
+                other = " in another thread" * (holder is not None and holder[0] != threading.get_ident())
+                raise InUse(f"{name}: the session is in use{other}: call stop(), wait for it, and try again")
             self._thread = threading.get_ident()
             self._end_left()
-            found = self._do(target, name, arguments, named, do)
-        self._leave()
-        return found
-
-    def look(self, do: Callable[[], Any]) -> Any:
-        if self._inside == threading.get_ident():
-            return do()
-        with self._turned():
             found = do()
         self._leave()
         return found
+
+    def look(self) -> None:
+        if self._inside != threading.get_ident():
+            self._leave(anywhere=True)
 
     def _do(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
         if self.ended:
             if self.open and name not in AFTERWARDS:
                 raise UserError("the recording of this session has ended with an error; make another session")
-            return do()
+            return self.quiet()(do)()
         try:
             return self._called(target, name, arguments, named, do)
         except BaseException as error:
@@ -195,12 +223,13 @@ class Journal(Course):
                     self.end(error)
             raise
 
-    def _leave(self) -> None:
+    def _leave(self, anywhere: bool = False) -> None:
         """End the texts that were let go of, if this is the thread that makes the calls and no call is under way.
 
         The collector may let go of one anywhere: in the middle of a call, whose place in the log is taken, or in a
-        thread that holds the log.  Then it ends behind that call, or before the next one."""
-        while self._left and threading.get_ident() == self._thread:
+        thread that holds the log.  Then it ends behind that call, or before the next call or look.  anywhere: the
+        collector has nothing to do with it, and any thread will do."""
+        while self._left and (anywhere or threading.get_ident() == self._thread):
             with self._turned() as mine:
                 if not mine:
                     return
@@ -208,8 +237,13 @@ class Journal(Course):
 
     def _end_left(self) -> None:
         while self._left:
-            number, text = self._left.popleft()
-            self._do(self.objects[0], LEAVE, (number,), {}, text.close)
+            number, text = self._left[0]
+            try:
+                self._do(self.objects[0], LEAVE, (number,), {}, text.close)
+            except UserError:
+                self._left.popleft()
+                raise
+            self._left.popleft()                       # behind it: Ctrl-C before that leaves a text to end
 
     def _called(self, target: Any, name: str, arguments: tuple, named: dict[str, Any], do: Callable[[], Any]) -> Any:
         number = next(i for i, other in enumerate(self.objects) if other is target)
@@ -248,8 +282,8 @@ class Journal(Course):
                     over = True
                     return
                 yield piece
-        except UserError:
-            over = True
+        except UserError as error:
+            over = not isinstance(error, InUse)        # that one is not the text's own, which stands where it did
             raise
         finally:
             if not over:
@@ -347,10 +381,9 @@ class RecordedSession(Session):
         else:
             raise UserError("the recording of this session has ended with its machine; make another session")
 
-    @property
-    def waiting(self) -> int:
-        """As `Session.waiting`."""
-        return self.course.look(lambda: super(RecordedSession, self).waiting)
+    def save(self, *arguments: Any, **named: Any) -> Any:
+        """As `Session.save`; no part of the log."""
+        return self.course.beside("save", lambda: super(RecordedSession, self).save(*arguments, **named))
 
     def _begin(self, max_tokens: int | None) -> GeneratedText | None:
         self.course.take_over(self)
@@ -385,7 +418,8 @@ class RecordedSession(Session):
 
     def close(self) -> None:
         """End it; with the last one of a log, the machine and the log.  A log whose sessions are never all closed ends
-        with the process.  LogFailed: the rest of the log cannot be written."""
+        with the process, where one of them is still there then; where Python's collector took them all, it has no end.
+        LogFailed: the rest of the log cannot be written."""
         if not self._closed:
             self.course.call(self, "close", (), {}, self._close)
 
@@ -424,6 +458,15 @@ class RecordedConversation(Conversation):
         if isinstance(self.course, Journal):
             self.course.begin(self.session, {                                        # type: ignore[arg-type]
                 "system": system, "now": self._now.isoformat(), "template": self.template.source})
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in LOOKS:                              # no properties: these are stored in C, all of a change at once
+            object.__getattribute__(self, "course").look()
+        return object.__getattribute__(self, name)
+
+    def save(self, *arguments: Any, **named: Any) -> Any:
+        """As `Conversation.save`; no part of the log."""
+        return self.course.beside("save", lambda: super(RecordedConversation, self).save(*arguments, **named))
 
     @property
     def system(self) -> str | None:

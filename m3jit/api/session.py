@@ -117,7 +117,7 @@ class Session(SavedSession):
     @property
     def waiting(self) -> int:
         """Tokens that `generate` evaluates before it draws the next one."""
-        now = self._settled(share=False)
+        now = self._settled(share=False, marked=False)
         total = len(now.tokens) + len(self._left(now))
         return total - now.usable(total).rows
 
@@ -284,9 +284,9 @@ class Session(SavedSession):
         to_token: the first token that is taken back, an index into `tokens` (its length: none).  Tokens of a prompt may
         be taken back too; the text then begins there.
         to_text: where this text begins in `text` (a stop string that ended it is part of that); after_text: where it
-        ends.  Where it occurs more than once, `which`
-        says the how-manieth: 1 the first, -1 the last.  A token that the place cuts is taken back, and what lies before
-        the place of it becomes part of what is injected next, or is injected when `generate` goes on.
+        ends.  Where it occurs more than once, `which` says the how-manieth: 1 the first, -1 the last.  A token that the
+        place cuts is taken back, and what lies before the place of it becomes part of what is injected next, or is
+        injected when `generate` goes on.
 
         UserError: a place that is not there, with the places that are; nothing changes then."""
         with self._exclusive():
@@ -440,15 +440,16 @@ class Session(SavedSession):
         """Make it the session's state, and do other stores, in one."""
         commit([attribute(self, "_now", now), *beside])
 
-    def _settled(self, share: bool = True) -> Current:
+    def _settled(self, share: bool = True, marked: bool = True) -> Current:
         """The session with what its machine has computed, as a value: once it is stored, the machine may be put
-        somewhere else, and loops over `generate` end.  share: other texts may begin behind it."""
+        somewhere else, and loops over `generate` end.  share: other texts may begin behind it; marked: as
+        `SessionMachine.here`."""
         now = self._now
         if now.generated is None:
             return now
         if not self._machine.whole:                    # it was interrupted, and that again
             return replace(now, generated=None)
-        point = self._machine.here(logits=True)
+        point = self._machine.here(logits=True, marked=marked)
         if share:
             self._share(point)
         return replace(now, evaluated=now.evaluated + self._machine.evaluated, latest=point, valid=point.rows,

@@ -121,10 +121,11 @@ class SessionMachine:
         """Tokens that were computed since `enter`."""
         return max(0, self.rows - self._entered)
 
-    def here(self, logits: bool) -> Checkpoint:
+    def here(self, logits: bool, marked: bool = True) -> Checkpoint:
         """The states as they are; logits: with those of the token behind them, None where they are not computed yet (in
-        the middle of a prompt)."""
-        return Checkpoint(self.rows, self.vm.states(object), self.vm.get("rLogits") if logits else None, self._mark())
+        the middle of a prompt).  marked: they may be put back, so a log of the machine says where they were taken."""
+        return Checkpoint(self.rows, self.vm.states(object), self.vm.get("rLogits") if logits else None,
+                          self._mark() if marked else None)
 
     def close(self) -> None:
         """Let the program end."""

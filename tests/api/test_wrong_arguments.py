@@ -6,6 +6,7 @@ import re
 import pytest
 
 import m3jit
+from m3jit.api.checkpoints import EveryTokens
 from m3jit.api.generation import load_model
 from m3jit.errors import UserError
 from tests.api.test_recorded import TEMPLATE
@@ -35,6 +36,8 @@ OF_A_MODEL = [
     (lambda m: m.encode(5), "encode: a text is expected, got 5"),
     (lambda m: m3jit.Session(m, options=5), "options: m3jit.models.program.Options are expected, got 5"),
     (lambda m: m3jit.Session(m, checkpoints=5), "policy of m3jit.api.checkpoints is expected, or None, got 5"),
+    (lambda m: m3jit.Session(m, checkpoints=EveryTokens),
+     "checkpoints: a policy is expected, and EveryTokens is the class of such; make one, for example EveryTokens()"),
     (lambda m: m3jit.Session(m, "x").inject([7, "a"]), "inject: token ids are whole numbers, and item 1 is 'a'"),
     (lambda m: m3jit.Session(m, "x").save(None), "store: a m3jit.durable.Store or the name of a folder is expected"),
     (lambda m: m3jit.Session(m, "x").load(5), "or the name of a folder is expected, got 5"),
