@@ -199,7 +199,7 @@ def test_turns_around_compiled_code_are_as_they_would_have_been(monkeypatch, nam
         monkeypatch.setattr(scheduler, "QUANTUM", quantum)
         straight, expected = looking(name)
         straight._loop(lambda: False)
-        for time in range(1, 1000, 1 if quantum == 7 else 5):
+        for time in range(1, 1000, 1 if quantum in (3, 7) else 5):
             vm, items = looking(name)
             calls = signal_behind(vm.regions if place == "enter" else vm.interpreter, place, time)
             try:
