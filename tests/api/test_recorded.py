@@ -1,6 +1,7 @@
 """Recorded sessions and conversations: repeated byte for byte elsewhere, gone through forward and back, or refused."""
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -362,10 +363,11 @@ def test_other_models_versions_and_heads(model, tmp_path, monkeypatch):
     shown: list[str] = []
     TalkReplay(str(tmp_path / "log"), Models(), moved=(str(DEFAULT_MODEL),), write=shown.append).run()
     assert "".join(shown) == said + "\n"
+    other = f"was recorded by m3jit {re.escape(m3jit.__version__)}, this is 9.9"
     monkeypatch.setattr(m3jit, "__version__", "9.9")
-    with pytest.raises(UserError, match="was recorded by m3jit 0.1.0, this is 9.9"):
+    with pytest.raises(UserError, match=other):
         replay(tmp_path / "log")
-    with pytest.raises(UserError, match="was recorded by m3jit 0.1.0, this is 9.9"):
+    with pytest.raises(UserError, match=other):
         open_log(str(tmp_path / "log"), MODELS, moved=(str(DEFAULT_MODEL),))
     assert not open_log(str(tmp_path / "log"), MODELS, moved=(str(DEFAULT_MODEL),), any_version=True).torn
     monkeypatch.undo()

@@ -128,12 +128,13 @@ def test_a_log_of_another_version_is_refused_by_both(capfd, tmp_path, monkeypatc
     import m3jit
     log = tmp_path / "run.log"
     call(capfd, "record", source(tmp_path, CLOCK), "--prompt", "hello", "-o", log)
+    version = m3jit.__version__
     monkeypatch.setattr(m3jit, "__version__", "9.9")
     for command in ("replay", "debug"):
         found = call(capfd, command, log)
         assert found.code == 1 and found.out == ""
-        assert found.err == (f"error: {log}: was recorded by m3jit 0.1.0, this is 9.9; results of another version may "
-                             "differ. --any-version tries it, and says where they do\n")
+        assert found.err == (f"error: {log}: was recorded by m3jit {version}, this is 9.9; results of another version "
+                             "may differ. --any-version tries it, and says where they do\n")
     assert "agrees" in call(capfd, "replay", log, "--any-version").err
     assert "the end: the program has ended" in call(capfd, "debug", log, "--any-version", "-x", "c").out
 

@@ -204,6 +204,23 @@ def test_a_full_disk_ends_the_run():
         LogWriter("/dev/full", {"name": "x"})
 
 
+def test_a_disk_that_fills_up_stops_the_run(tmp_path, monkeypatch):
+    """What was written before is a log that can be replayed, and the error says so."""
+    monkeypatch.setattr(log_file, "CHUNK", 1)          # every event is a record
+    writer = LogWriter(str(tmp_path / "log"), {"name": "x"})
+    writer.append(EXAMPLES[0])
+    says = (r"log: cannot be written: No space left on device; the run was stopped\. What was recorded before can be "
+            r"replayed; make room there, or write the log to another place$")
+    with writer._file, open("/dev/full", "wb", buffering=0) as full:
+        writer._file = full
+        with pytest.raises(LogFailed, match=says):
+            writer.append(EXAMPLES[1])
+        with pytest.raises(LogFailed, match=says):
+            writer.close({"status": "LogFailed"})
+    reader = LogReader(str(tmp_path / "log"))
+    assert list(reader.events()) == EXAMPLES[:1] and reader.torn
+
+
 def test_bytes_behind_the_end(tmp_path):
     path = written(tmp_path / "log")
     path.write_bytes(path.read_bytes() + b"x")
