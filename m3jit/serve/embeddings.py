@@ -11,7 +11,7 @@ import numpy as np
 from m3jit.api.embedding import Embedder, load_embedder
 from m3jit.serve.engine import Busy
 from m3jit.serve.errors import ApiError
-from m3jit.serve.requests import Fields, prompts_of, wrong
+from m3jit.serve.requests import Fields, about, prompts_of, wrong
 
 MOST_TEXTS = 2048
 
@@ -72,9 +72,10 @@ class Vectors:
         for i, text in enumerate(asked.texts):
             if gone.is_set():
                 break
-            ids = embedder.encode(text) if isinstance(text, str) else text
-            _check_ids(ids, embedder, i + 1)
-            vector = embedder.embed_one(ids, i + 1)
+            with about("input", "input: "):
+                ids = embedder.encode(text) if isinstance(text, str) else text
+                _check_ids(ids, embedder, i + 1)
+                vector = embedder.embed_one(ids, i + 1)
             tokens += len(ids)
             data.append({"object": "embedding", "index": i, "embedding": _encoded(vector, asked.base64)})
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -83,9 +84,9 @@ class Vectors:
 
 def _check_ids(ids: list[int], embedder: Embedder, number: int) -> None:
     vocabulary = embedder.model.tensor("token_embd.weight").shape[0]
-    wrong = next((t for t in ids if not 0 <= t < vocabulary), None)
-    if wrong is not None:
-        raise ApiError(400, f"input: text {number}: token {wrong} is outside the vocabulary of {vocabulary}",
+    outside = next((t for t in ids if not 0 <= t < vocabulary), None)
+    if outside is not None:
+        raise ApiError(400, f"input: text {number}: token {outside} is outside the vocabulary of {vocabulary}",
                        "invalid_value", "input")
 
 

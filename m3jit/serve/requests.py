@@ -108,12 +108,12 @@ class Fields:
         return value
 
     def finish(self, known: Sequence[str] = ()) -> None:
-        """ApiError 400 for fields that are unknown, or known and not supported.  known: names that may have been
-        meant."""
+        """ApiError 400 for fields that are unknown, or known and not supported; the latter, and labels, are fields of
+        the request itself, not of what is inside one.  known: names that may have been meant."""
         for name, value in self.values.items():
-            if name in LABELS or value is None:
+            if value is None or name in LABELS and not self.inside:
                 continue
-            if name in NEUTRAL:
+            if name in NEUTRAL and not self.inside:
                 if value == NEUTRAL[name]:
                     continue
                 raise ApiError(400, f"{name}: is not supported; leave it out", "unsupported_parameter", name)

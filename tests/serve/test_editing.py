@@ -57,7 +57,7 @@ def _tokens(server: Running, response: Any) -> list[int]:
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, SAMPLED], ids=["greedy", "sampled"])
 def test_the_rest_is_what_these_tokens_give(server, settings):
-    """As the documentation says: the same as a server completion of the token ids, with the seed in the answer."""
+    """As the documentation says: the same as a plain completion of the token ids, with the seed in the answer."""
     found = ask(server, **settings)
     text = found["choices"][0]["text"]
     word = text.split()[3]
@@ -107,12 +107,21 @@ def test_alternatives_of_an_edit_and_their_choice(server):
     assert "teken: no such field; did you mean token?" in refused(server, found["id"], position={"teken": 0})[2]
 
 
+@pytest.mark.parametrize("name, value", [("logit_bias", {"1": 1}), ("suffix", ""), ("user", "me"), ("metadata", {})])
+def test_a_place_has_no_fields_of_the_request(server, name, value):
+    """Not those that are refused by name, nor labels that have no effect."""
+    found = ask(server, max_tokens=2)
+    status, answer = server.post(f"{PLAIN}/{found['id']}/edit", {"position": {"token": 1, name: value}})
+    assert status == 400 and answer["error"]["param"] == f"position.{name}"
+    assert answer["error"]["message"].startswith(f"position.{name}: no such field")
+
+
 def test_chats_are_edited_as_a_stream(server):
     status, found = server.post(CHAT, chat_body(max_tokens=20, temperature=0))
     whole = edit(server, found, CHAT, position={"token": 5}, text=" wood", model="default")
     connection, response = server.open_stream(f"{CHAT}/{found['id']}/edit",
-                                             {"position": {"token": 5}, "text": " wood",
-                                              "stream_options": {"include_usage": True}})
+                                              {"position": {"token": 5}, "text": " wood",
+                                               "stream_options": {"include_usage": True}})
     chunks = events(response.read())
     connection.close()
     assert chunks[0]["edited"] == whole["edited"] and chunks[0]["object"] == "chat.completion.chunk"
