@@ -15,7 +15,7 @@ from pathlib import Path
 import gguf
 import make_tiny_architectures as tiny
 import numpy as np
-from make_tiny_models import sha256, uniform
+from make_tiny_models import finish, print_sums, uniform
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,9 @@ def build(directory: Path | str, name: str) -> Path:
     for matrix, (a, b) in pairs(shape).items():
         writer.add_tensor(matrix + ".lora_a", a)
         writer.add_tensor(matrix + ".lora_b", b)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
 if __name__ == "__main__":
-    for adapter in ADAPTERS:
-        made = build(sys.argv[1], adapter)
-        print(f"{sha256(made)}  {made.stat().st_size:>8}  {made}")
+    print_sums(build(sys.argv[1], adapter) for adapter in ADAPTERS)

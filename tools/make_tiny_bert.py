@@ -21,6 +21,7 @@ import gguf
 
 sys.path.insert(0, str(Path(__file__).parent))
 from make_tiny_folders import FOLDERS, shapes, values  # noqa: E402
+from make_tiny_models import finish  # noqa: E402
 
 CONFIG = FOLDERS["bert"][2]
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -71,10 +72,7 @@ def write(path: Path, kind: str = "F32", pooling: gguf.PoolingType | None = MEAN
         stored = KINDS[kind] if len(shape) == 2 and name.startswith("blk.") else KINDS["F32"]
         packed = weights if stored is KINDS["F32"] else gguf.quants.quantize(weights, stored)
         writer.add_tensor(name, packed, raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
