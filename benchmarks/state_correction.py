@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
+import threading
 import time
 from typing import Any, Callable
 
@@ -21,6 +22,7 @@ NAME = "correction at token 100 of a 300-token answer, SmolLM2"
 PROMPT = "The history of the river begins in the mountains, where"
 CORRECTION = " In truth, it begins in the plains."
 AT, ANSWER, AFTER, PAIRS, THREADS = 100, 300, 200, 5, 2
+LONGEST = 900.0                                        # seconds that one answer of the peer may take
 PEER = {"seq_rm": "llama.cpp, positions removed", "restore": "llama.cpp, saved state put back",
         "restart": "llama.cpp, started over"}
 
@@ -83,9 +85,22 @@ class Peer:
                    "threads": THREADS})
 
     def _ask(self, question: Any) -> Any:
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        late = threading.Event()
+        timer = threading.Timer(LONGEST, lambda: (late.set(), self.process.kill()))    # which ends what it writes
+        timer.start()
+        try:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:                        # it has ended
+            line = ""
+        finally:
+            timer.cancel()
+        if not line and late.is_set():
+            self.process.wait()
+            asked = question if isinstance(question, str) else "which setting is fastest"
+            raise TimeoutError(f"{NAME}: waited {LONGEST:g} s for the peer's answer ({asked}) and ended it; it hangs, "
+                               "or the machine is too slow")
         if not line:
             raise RuntimeError(f"the peer ended with {self.process.wait()}; --peer-python takes a Python that has "
                                "llama-cpp-python")

@@ -38,6 +38,15 @@ def through_model(model: Any) -> Ask:
     return ask
 
 
+def next_of(events: queue.Queue[Any], ticket: Any) -> Any:
+    """(text, error, whether it is over) of a text of the engine, when it comes.  TimeoutError: it does not."""
+    try:
+        return events.get(timeout=LONGEST)
+    except queue.Empty:
+        raise TimeoutError(f"{NAME}: waited {LONGEST:g} s for the next piece of a text, which is {ticket.state}, with "
+                           f"{len(ticket.tokens)} tokens; the engine hangs, or the machine is too slow") from None
+
+
 def through_engine(engine: Any) -> Ask:
     from m3jit.api.generation import Settings
     from m3jit.serve.engine import Job
@@ -46,10 +55,10 @@ def through_engine(engine: Any) -> Ask:
         events: queue.Queue[Any] = queue.Queue()
         began = time.perf_counter()
         ticket, = engine.submit([Job(ids, Settings(max_tokens=TOKENS, temperature=0.0), lambda *e: events.put(e))])
-        pieces, error, ended = events.get(timeout=LONGEST)             # queue.Empty: the engine hangs
+        _, error, ended = next_of(events, ticket)
         first = time.perf_counter() - began
         while not ended and error is None:
-            _, error, ended = events.get(timeout=LONGEST)
+            _, error, ended = next_of(events, ticket)
         if error is not None:
             raise error
         return first, ticket.tokens

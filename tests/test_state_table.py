@@ -83,3 +83,26 @@ def test_a_cancel_that_does_not_come_is_said(monkeypatch, engine, error, words):
     monkeypatch.setattr(state_cancel, "LONGEST", 0.05)
     with pytest.raises(error, match=words):
         state_cancel.seconds(engine, 1, 3, 0.0, np.random.default_rng(1))
+
+
+def test_a_prefix_whose_text_does_not_come_is_said(monkeypatch):
+    from benchmarks import state_prefix
+    monkeypatch.setattr(state_prefix, "LONGEST", 0.05)
+    with pytest.raises(TimeoutError, match="second request .*: waited 0.05 s for the next piece of a text, which is "
+                                           "active, with 0 tokens; the engine hangs"):
+        state_prefix.through_engine(SimpleNamespace(submit=Texts(0, True).submit))([1, 2])
+
+
+def test_a_peer_that_hangs_is_ended(monkeypatch, tmp_path):
+    from benchmarks import state_correction
+    monkeypatch.setattr(state_correction, "LONGEST", 0.05)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    started = []
+    popen = state_correction.subprocess.Popen
+    monkeypatch.setattr(state_correction.subprocess, "Popen",
+                        lambda *a, **named: started.append(popen(*a, **named)) or started[-1])
+    with pytest.raises(TimeoutError, match=r"waited 0.05 s for the peer's answer \(which setting is fastest\)"):
+        state_correction.Peer(SimpleNamespace(peer_python=str(python), smollm2="x"), [1], [2])
+    assert started[0].returncode == -9

@@ -199,7 +199,8 @@ def test_client_gets_vectors(client):
 
 @pytest.mark.parametrize("body, message", [
     ({}, "input: a text, token ids"), ({"input": [""]}, "input: text 1: a text without tokens"),
-    ({"input": ["a", "a " * 999]}, "input: text 2: the text has"), ({"input": ["a"] * 2049}, "2049 texts; at most 2048"),
+    ({"input": ["a", "a " * 999]}, "input: text 2: the text has"),
+    ({"input": ["a"] * 2049}, "2049 texts; at most 2048"),
     ({"input": "a", "encoding_format": "hex"},
      'encoding_format: "float" or "base64" is expected, got "hex"'), ({"input": "a", "dimensions": 7}, "not 7"),
     ({"input": [[99999]]}, "99999")], ids=lambda value: str(value)[:40])
