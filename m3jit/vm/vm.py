@@ -1,6 +1,7 @@
 """`VM`: a program, its contexts and everything they share; the host's view of a run."""
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -288,26 +289,37 @@ class VM(Turns, HostStreams, HostStates):
         """Close every sink; complete False removes files that were being written, and so does Ctrl-C meanwhile."""
         if self._closed:
             return
-        self._closed, self.rings_closed = True, frozenset(r.name for r in self.rings.values() if r.closed)
-        error: BaseException | None = None
+        left = [*self.sinks.values(), *self.rings.values()]
+        closed_before = frozenset(r.name for r in self.rings.values() if r.closed)
+        self._closed, self.rings_closed = True, closed_before      # no call may come in between
+        try:
+            self._close(left, complete)
+        finally:
+            for sink in left:                          # Ctrl-C came before they were closed, or meanwhile
+                with contextlib.suppress(Exception):
+                    sink.close(False)
+
+    def _close(self, left: list[Any], complete: bool) -> None:
+        """Close these sinks, in order; those that are closed are taken off the list."""
+        error: Exception | None = None
         try:
             self.checkpoints.close()
-        except BaseException as e:
+        except Exception as e:
             error = e
-        sinks = [*self.sinks.values(), *self.rings.values()]
-        for prepare in [s.prepare for s in sinks if complete and hasattr(s, "prepare")]:
+        for prepare in [s.prepare for s in left if complete and hasattr(s, "prepare")]:
             try:                                       # all files are complete before the first gets its name
                 prepare()
-            except BaseException as e:
+            except Exception as e:
                 error = error or e
-        for sink in sinks:
+        while left:
             try:
-                sink.close(complete and error is None)
-            except BaseException as e:
+                left[0].close(complete and error is None)
+            except Exception as e:
                 error = error or e
+            del left[0]
         if complete and error is None and self.finished:
             self.checkpoints.ended()                   # what it wrote is complete: there is nothing to go on with
-        if error is not None and (complete or not isinstance(error, Exception)):
+        if error is not None and complete:
             raise error
 
     # -- snapshots --------------------------------------------------------------------------------------------------

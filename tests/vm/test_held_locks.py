@@ -255,3 +255,26 @@ def test_a_batch_keeps_no_lock(stride):
 
 
 WEIGHT = np.random.default_rng(9).standard_normal((8, 8)).astype(np.float32)
+
+
+def test_every_sink_is_closed_whenever_ctrl_c_comes(tmp_path):
+    """The files are there, or what was written of them is gone; none stays open."""
+    program = assemble('LOADI rA, "text"\nSTREAM rA, FILE, NAME="a.txt"\nSTREAM rA, FILE, NAME="b.txt"\nHALT\n',
+                       "files.m3asm")
+    open_now: list[Any] = []
+
+    def made() -> VM:
+        for left in tmp_path.iterdir():
+            left.unlink()
+        vm = VM(program, backend="interpreter", files=tmp_path)
+        vm._loop(lambda: False)
+        open_now[:] = [s.file.handle for s in vm.sinks.values() if hasattr(s, "file")]
+        assert len(open_now) == 2 and not any(h.closed for h in open_now) and vm.finished
+        return vm
+
+    def check(vm: VM) -> None:
+        vm.close(complete=False)                       # Ctrl-C came before anything was done
+        assert all(h.closed for h in open_now)
+        left = {f.name: f.read_text() for f in tmp_path.iterdir()}
+        assert all(left[name] == "text" for name in left) and left.keys() <= {"a.txt", "b.txt"}
+    assert at_every_moment(made, lambda vm: vm.close(), lock_of, check) > 10
