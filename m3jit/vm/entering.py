@@ -36,8 +36,9 @@ def is_free(lock: Any) -> bool:
 
 
 def without(lock: Any, work: Callable[[], Any]) -> None:
-    """Do it while others may have the lock, which this thread has; it has it again afterwards, also when
-    KeyboardInterrupt comes, which is then raised."""
+    """Do it while others may have the lock, which this thread has; it has it again afterwards, also when one
+    KeyboardInterrupt comes, which is then raised.  (A second one, before the jump back behind the first, may keep it
+    from getting the lock.)"""
     given: list[None] = []
     held: list[Any] = []
     try:

@@ -373,7 +373,7 @@ class Interpreter:
         start, known = ctx.retired, len(self.image.instructions)
         ctx.leave = False
         while True:
-            i, before, timed = ctx.index, ctx.retired, counts is None
+            i, before, timed, watching = ctx.index, ctx.retired, counts is None, False
             ctx.budget = budget - (before - start)
             try:
                 began = clock()
@@ -389,8 +389,11 @@ class Interpreter:
                 if not timed and i < known:
                     counts[i], times[i], timed = counts[i] + 1, times[i] + ended - began, True
                 if self.watch is not None and self.handlers[i] is _slow:
+                    watching = True
                     self.watch(ctx, i, began, ended)
             except BaseException as e:
+                if watching and isinstance(e, Exception):        # the watch's own: the instruction is done
+                    raise
                 if ctx.retired != before and not timed:          # Ctrl-C came when it was done
                     counts[i], times[i] = counts[i] + 1, times[i] + clock() - began
                 self._failed(ctx, i, e, before)

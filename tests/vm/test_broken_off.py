@@ -316,6 +316,22 @@ def test_a_profile_has_what_was_done(watched, stride):
     assert ways == {False, True} and moment > 60
 
 
+@pytest.mark.parametrize("profile", [False, True])
+def test_what_a_watch_raises_is_its_own(profile):
+    """It leaves the run as it is; the instruction was done."""
+    vm = VM(assemble("LOADI rN, 0\nFORK rS\nHALT\n", "watched.m3asm"), backend="interpreter", profile=profile)
+
+    def watch(*_: Any) -> None:
+        raise KeyError("host")
+    vm.interpreter.watch = watch
+    with pytest.raises(KeyError, match="host"):
+        vm._loop(lambda: False)
+    assert (vm.main.retired, vm.main.index, vm.main.trap) == (2, 2, None)
+    vm.interpreter.watch = None
+    vm._loop(lambda: False)
+    assert vm.finished and vm.retired == 3
+
+
 class Models:
     """Gives one model, and checks nothing."""
 
