@@ -342,7 +342,12 @@ class CompiledRegion:
             return Results([word for word, *_ in self.results],
                            [new_array(shape if shape is not None else stored_shape(t, syms), t.dtype.storage)
                             for word, shape, t in self.results])
-        found = self.spare.popleft() if self.spare else None
+        found = None
+        if self.spare:
+            try:
+                found = self.spare.popleft()
+            except IndexError:                         # another thread has it
+                pass
         if found is not None and found.references() == found.unused:
             return found                               # no tensor, no view and nobody else has any of them
         words, shapes, dtypes = self.fixed
