@@ -10,7 +10,8 @@ import weakref
 from typing import Any, Sequence
 
 from m3jit.durable.blocks import CHUNK
-from m3jit.durable.states import BY_CLASS, BY_KIND, expect, make_page, pack_tensor, unpack_tensor, whole
+from m3jit.durable.states import (BY_CLASS, BY_KIND, begin_page, expect, joined_page, make_page, pack_tensor,
+                                  unpack_tensor, whole)
 from m3jit.durable.tree import HASH, TREE, Ref, as_bytes, unpack
 from m3jit.errors import UserError, brief
 from m3jit.isa.control import MAX_CALL_DEPTH
@@ -195,6 +196,7 @@ class Unpacking:
         vm._ids = itertools.count(self._fresh)
         self.left = 2 * vm.xp.limit_bytes              # bytes that may still be allocated
         self._pages: dict[tuple[bytes, int], Any] = {}
+        self._begun: dict[Any, Any] = {}               # (`joined_page`)
         self._blobs: dict[Ref, bytes] = {}
         self.tensors: dict[tuple, Tensor] = {}         # by content, type and shape
         self._models = [self._found(*m) for m in models]
@@ -263,13 +265,18 @@ class Unpacking:
         self.spend(table.length)
         return self.store.bytes_of(table, table.length)
 
-    def page(self, name: bytes, rows: int, like: Any) -> Any:
-        """(page of a stream, claim of its rows); pages with the same content are one."""
+    def page(self, name: bytes, rows: int, like: Any, place: tuple[int, int]) -> Any:
+        """(page of a stream, claim of its rows); pages with the same content are one, and so are those of one place
+        (layer, number) of which one has the first rows of the other."""
         key = (name, rows)
         if rows == 64 and key in self._pages:
             return self._pages[key]
-        self.spend(like.page_bytes)
-        made = make_page(self.store.bytes_of(Ref(name, like.page_bytes), like.page_bytes), rows, like)
+        raw = self.store.bytes_of(Ref(name, like.page_bytes), like.page_bytes)
+        made = joined_page(raw, rows, like, place, self._begun)
+        if made is None:
+            self.spend(like.page_bytes)
+            made = make_page(raw, rows, like)
+            begin_page(made[0], rows, like, place, self._begun)
         self._pages[key] = made
         return made
 

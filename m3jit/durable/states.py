@@ -135,12 +135,12 @@ def unpack_stream(tree: Any, unpacking: Any) -> KVStream:
         count = -(-length // PAGE)
         expect(isinstance(table, Ref) and table.item == empty.page_bytes and table.length == count * HASH,
                "a page table that does not fit its rows")
-        found[number] = _layer(unpacking.names(table), length, empty, unpacking)
+        found[number] = _layer(number, unpacking.names(table), length, empty, unpacking)
     return KVStream(g, dtype, found)
 
 
-def _layer(names: bytes, length: int, like: KVStream, unpacking: Any) -> Layer:
-    found = [unpacking.page(names[i:i + HASH], min(PAGE, length - i // HASH * PAGE), like)
+def _layer(number: int, names: bytes, length: int, like: KVStream, unpacking: Any) -> Layer:
+    found = [unpacking.page(names[i:i + HASH], min(PAGE, length - i // HASH * PAGE), like, (number, i // HASH))
              for i in range(0, len(names), HASH)]
     return Layer.of([page for page, _ in found], length, [claim for _, claim in found])
 
@@ -155,6 +155,34 @@ def make_page(raw: bytes, rows: int, like: KVStream) -> tuple[Page, Claim]:
     if rows == PAGE and len(raw) <= CHUNK:
         _page_names[page] = (weakref.ref(claim), name_of(DATA, raw))
     return page, claim
+
+
+def joined_page(raw: bytes, rows: int, like: KVStream, place: tuple[int, int],
+                begun: dict[Any, tuple[Page, int]]) -> tuple[Page, Claim] | None:
+    """A page of the same place (layer, number) that has these rows, or the first of them and no others: then it gets
+    the rest.  With the claim of the rows; None: there is none.  begun: (page, its rows), by place, kind and first row.
+
+    So versions of a stream share the page they end in, as they did on the machine that appended to it."""
+    data = np.frombuffer(raw, storage(like.dtype))
+
+    def beginning(of: np.ndarray, count: int) -> bytes:
+        return rows_of(of, like.geometry, like.dtype, count).tobytes()
+    key = place, like.geometry, like.dtype.code, beginning(data, 1)
+    page, filled = begun.get(key, (None, 0))
+    if page is None or beginning(page.data, min(filled, rows)) != beginning(data, min(filled, rows)):
+        return None
+    if rows > filled:
+        page.data[:] = data
+        begun[key] = page, rows
+    with lock:
+        return page, page.mark.hold(rows)
+
+
+def begin_page(page: Page, rows: int, like: KVStream, place: tuple[int, int],
+               begun: dict[Any, tuple[Page, int]]) -> None:
+    """Note a new page for `joined_page`."""
+    first = rows_of(page.data, like.geometry, like.dtype, 1).tobytes()
+    begun[place, like.geometry, like.dtype.code, first] = page, rows
 
 
 # -- recurrent states -------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from m3jit.isa.fields import Reg
 from m3jit.isa.table import BY_NAME, Instruction
 from m3jit.vm.extensions import Extension, Registry
 from m3jit.vm.extensions import pack as pack_operands
-from m3jit.vm.context import DONE
 from m3jit.vm.held import EVERY
 from tests.durable.programs import every_kind, state
 from tests.vm.programs import ins
@@ -155,94 +154,6 @@ def test_snapshots_that_hold_too_much_are_not_restored(tmp_path):
             for _ in range(100):
                 store.restore(small, "a")
         store.restore(m3jit.VM(program, backend="interpreter"), "a")
-
-
-def test_the_bound_is_that_of_snapshots_which_are_kept(tmp_path):
-    """Those in registers and given to the host; not what running contexts have as well.  The oldest of the window go
-    first."""
-    program = m3jit.assemble("ADD rX, rX, rX\nFORK rS\nMOV rOld, rS\nADD rX, rX, rX\nFORK rS\nLOADI rOld, 0\n"
-                             "ADD rX, rX, rX\nHALT", "kept.m3asm")
-    size = 400_000
-
-    def made(**options: Any) -> Any:
-        return m3jit.VM(program, backend="interpreter", **options)
-    with Store.open(tmp_path / "s") as store:
-        vm = made()
-        vm.set("rX", np.ones(size // 4, np.float32))
-        for steps in (6, 1):
-            vm.step(steps)
-            store.commit(vm, f"after {steps}")
-        # Behind the second FORK the newest snapshot's tensor is the running context's too.
-        for name, window, tensors in (("after 6", 64, 1), ("after 6", 0, 0), ("after 1", 64, 2), ("after 1", 0, 1)):
-            tight = made(snapshot_memory=tensors * size + 1, snapshot_window=window)
-            if window:
-                store.restore(tight, name)
-                assert len(tight.snapshots.recent) < 2 and tight.snapshots.let_go == 1
-            else:
-                with pytest.raises(StoreError, match="snapshot_memory"):
-                    store.restore(tight, name)
-            other = made(snapshot_memory=tensors * size + 3 * 4096, snapshot_window=window)
-            store.restore(other, name)
-            assert len(other.snapshots.recent) == min(window, 2) and other.snapshots.let_go == 0
-            other.run()
-            assert other.get("rX").data[0] == 8.0
-
-
-def test_the_bound_where_the_main_context_has_ended(tmp_path):
-    """What it has is no snapshot's alone; what its registers name is kept."""
-    code = (".reg rX R50\nSPAWN_CONTEXT rC, other\nFORK rS\n{}HALT\nother:\nLOADI rN, 0\nmore:\nADD rN, rN, 1\n"
-            "COMPARE rN, 50\nIF_LESS more\nHALT")
-    program, changed = (m3jit.assemble(code.format(then)) for then in ("", "ADD rX, rX, rX\n"))
-    size = 400_000
-
-    def made(program: Any, **options: Any) -> Any:
-        return m3jit.VM(program, backend="interpreter", **options)
-    with Store.open(tmp_path / "s") as store:
-        for name, one in ("same", program), ("changed", changed):
-            vm = made(one, snapshot_memory=size + 20_000)
-            vm.set("rX", np.ones(size // 4, np.float32))
-            while vm.main.status != DONE:
-                vm.step(1)
-            assert not vm.finished
-            store.commit(vm, name)
-        other = made(program, snapshot_memory=size // 4)
-        store.restore(other, "same")
-        assert len(other.snapshots.recent) == 1
-        other.run()
-        with pytest.raises(StoreError, match="snapshot_memory"):
-            store.restore(made(changed, snapshot_memory=size // 4, snapshot_window=0), "changed")
-        other = made(changed, snapshot_memory=size + 20_000, snapshot_window=0)
-        store.restore(other, "changed")
-        assert [s.id for s in other.snapshots.live()] == [1]
-
-
-def test_a_window_of_streams_is_shortened_to_the_bound(tmp_path):
-    """Snapshots share pages while the machine runs that takes them, which they do not when they come back: the newest
-    of them that fit do."""
-    program = m3jit.assemble("LOADI rS, 0\nmore:\nATTN rA, rX, rX, rX, sKV HEADS=2 CAUSAL\nMOV rOld, rS\nFORK rS\n"
-                             "ADD rN, rN, 1\nCOMPARE rN, 50\nIF_LESS more\nHALT")
-
-    def made() -> Any:
-        vm = m3jit.VM(program, backend="interpreter", snapshot_memory=400_000)
-        vm.set("rX", np.random.default_rng(8).standard_normal((1, 256)).astype(np.float32))
-        vm.set("rN", 0)
-        return vm
-    straight = made()
-    straight.run()
-    vm = made()
-    vm.step(1 + 6 * 40)
-    assert len(vm.snapshots.recent) == 40 and vm.snapshots.let_go == 0
-    assert vm.state("sKV").page_bytes * 40 > 2 * 400_000
-    with Store.open(tmp_path / "s") as store:
-        store.commit(vm, "run")
-        other = made()
-        store.restore(other, "run")
-    kept = [s.id for s in other.snapshots.recent]
-    assert 0 < len(kept) < 40 and kept == [s.id for s in vm.snapshots.recent][-len(kept):]
-    assert other.snapshots.let_go == kept[0] - 1
-    assert other.snapshots.bound.count(other.snapshots.live()) <= 400_000
-    other.run()
-    assert state(other) == state(straight)
 
 
 def test_snapshots_of_the_host_are_stored_when_given(tmp_path):
