@@ -275,7 +275,7 @@ def test_an_interruption_ends_the_machines_it_hits(models, monkeypatch, kind):
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_a_machine_that_failed_has_its_error_whenever_ctrl_c_comes(monkeypatch, when):
     """It comes as the machine is ended; in the next round it is."""
-    vm = m3jit.VM(m3jit.assemble('LOADI rX, 0\nASSERT rX CODE=3 MESSAGE="wrong"\nHALT'), backend="interpreter")
+    vm = m3jit.VM(m3jit.assemble("again: JUMP again"), backend="interpreter", max_steps=100)
     fail, ends, came = vm._fail, [], []
 
     def interrupted(error):
@@ -290,4 +290,5 @@ def test_a_machine_that_failed_has_its_error_whenever_ctrl_c_comes(monkeypatch, 
     with pytest.raises(KeyboardInterrupt):
         batch.step()
     batch.run()
-    assert ends == [Trap] and isinstance(member.error, Trap) and isinstance(vm.error, Trap) and vm._closed
+    assert ends == [LimitError] and isinstance(member.error, LimitError) and isinstance(vm.error, LimitError)
+    assert vm._closed and not vm.scheduler.contexts
