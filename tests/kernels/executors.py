@@ -18,8 +18,7 @@ FEW_FMAS, MOST_FMAS = 64, 340
 ON_BASELINE = ("attn_blocks_2_1_9_q8_0_causal_shared", "attn_blocks_2_2_24_f16_causal",
                "attn_blocks_4_2_33x66_bf16_causal", "attn_combine_2_8", "attn_combine_4_8_causal",
                "matmul_columns_f16_grouped", "matmul_columns_f32", "qmatmul_gated_q8_0_q5_0",
-               "qmatmul_q2_k_bias_residual", "qmatmul_q4_1", "qmatmul_q4_k", "qmatmul_q5_1_bias_residual",
-               "rope_24_neox", "rope_24_norm_factors")
+               "qmatmul_q2_k_bias_residual", "qmatmul_q4_1", "qmatmul_q4_k", "rope_24_neox")
 all_levels = False                                     # set by conftest.py: baseline runs all up to MOST_FMAS
 
 
