@@ -26,7 +26,7 @@ def files_below(root: Path, ending: str = "") -> list[tuple[float, int, str]]:
                 if file.name.endswith(ending):
                     try:
                         s = file.stat()
-                    except OSError:
+                    except OSError:                    # another process has removed it meanwhile
                         continue
                     found.append((s.st_mtime, s.st_size, file.path))
     return found
@@ -36,7 +36,7 @@ def _entries(folder: str | Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             yield from found
-    except OSError:
+    except OSError:                                    # not there, or not ours to read: nothing to remove
         return
 
 

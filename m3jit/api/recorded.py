@@ -324,7 +324,7 @@ def _end_at_exit(journal: "weakref.ref[Journal]", process: int) -> None:
     """The process ends, and nobody closed the sessions of a log: it ends here, and can be compared to its end."""
     found = journal()
     if found is not None and not found.ended and os.getpid() == process:           # a forked process has the same file
-        with contextlib.suppress(LogFailed):
+        with contextlib.suppress(LogFailed):           # then it has no end, and a replay says so
             found.end_now()
 
 

@@ -178,7 +178,7 @@ class WeightStore:
                     _in_large_pages(mapped.base)
                     return mapped.view(np.ndarray)
             path.unlink(missing_ok=True)
-        except FileNotFoundError:
+        except FileNotFoundError:                      # it is made then
             pass
         except OSError as e:
             self.reason = f"{path}: {e.strerror or e}"
