@@ -121,7 +121,7 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
                             "them (run writes an array, .npy, to a file or a pipe)")
         text = _prompt(found, prompts, options)
         program = models.models.program(model, found.reference, compiled)
-        return _run(_machine(program, models, limit, options), program, [text], options)
+        return _run(_machine(program, models, limit, options), program, [text], options, text)
     language = LanguageModel(found.reference, models.models, options["backend"], options["threads"], options=compiled)
     text = _prompt(found, prompts, options)
     ids = chat_tokens(model, text, options["system"]) if options["chat"] else np.array(model.encode(text), np.int64)
@@ -129,7 +129,7 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
     if not steered.given(options):
         language.check(len(ids), settings)
         program = models.models.program(model, found.reference, compiled)
-        return _run(_machine(program, models, limit, options), program, [ids], options)
+        return _run(_machine(program, models, limit, options), program, [ids], options, text)
     if options["store"] is not None:
         outside = ", ".join(steered.given(options))
         raise UsageError(f"--store: {outside} are decided outside the program, token by token; a store holds what a "
@@ -195,8 +195,8 @@ def _machine(program: Any, models: Any, limit: int | None, options: dict[str, An
               seed=DEFAULT_SEED if seed is None else (seed + 2 ** 63) % 2 ** 64 - 2 ** 63, **more)
 
 
-def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, Any]) -> int:
-    """Run a machine under the eyes of the options.  prompts None: it has its input already."""
+def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, Any], text: str | None = None) -> int:
+    """Run a machine under the eyes of the options.  prompts None: it has its input already.  text: a model's prompt."""
     from m3jit.cli import machine, output, store
     from m3jit.cli.bindings import bind
     from m3jit.cli.terminal import Progress
@@ -204,6 +204,8 @@ def _run(vm: Any, program: Any, prompts: list[Any] | None, options: dict[str, An
     bind(vm, options["bindings"])
     for name in options["shown"]:
         register_of(vm, "--show", name)                # a name that is not there is said before the run
+    if options["store"] is not None:
+        vm.checkpoints.given = store.given(vm, prompts or [] if text is None else text, options)
     if prompts is not None:
         machine.give_input(vm, prompts, options["lines"], getattr(options["recording"], "takes_input", False))
     progress = Progress()

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import stat
 import threading
 import time
 from typing import Any, Iterator
@@ -94,6 +96,54 @@ def opened(folder: str | None) -> Iterator[Any]:
     with Store.open(folder) as found:
         check_content(found, "runs")
         yield Checkpoints(found)
+
+
+def given(vm: Any, inputs: str | list[str], options: dict[str, Any]) -> list[Any]:
+    """What a run of `m3jit run` is given before it begins, for the notes of its versions (m3jit.durable.given).
+
+    inputs: a model's prompt, or what a program reads.  What comes while it runs is not known: lines of a terminal are
+    none of it, and of a pipe it is known that there is one."""
+    from m3jit.durable.given import item
+    from m3jit.vm.context import DEFAULT_SEED
+    items = []
+    if isinstance(inputs, str):
+        items += [item("the prompt", inputs), item("--chat", "yes" if options["chat"] else "no")]
+        if options["system"]:
+            items.append(item("--system", options["system"]))
+    elif inputs:
+        items += [item(f"input {number}", text) for number, text in enumerate(inputs, 1)]
+    else:
+        items += standard_input_item()
+        if options["lines"]:
+            items.append(item("--lines", "yes"))
+    items.append(item("--seed", "the default" if vm.seed == DEFAULT_SEED else str(vm.seed)))
+    for name, _, value in (text.partition("=") for text in options["bindings"]):
+        label, content = f"--bind {name.strip()}", value.strip()
+        if content.startswith("@"):
+            with open(content[1:], "rb") as file:
+                items.append(item(label, file.read(), content))
+        else:
+            items.append(item(label, content))
+    return items
+
+
+def standard_input_item() -> list[Any]:
+    """The item of standard input, which stays where it is: of a file its content, of a pipe that it is one; none of a
+    terminal, a device, or where it is closed."""
+    from m3jit.cli.machine import STDIN
+    from m3jit.durable.given import item
+    label = "standard input"
+    try:
+        mode = os.fstat(STDIN).st_mode
+        if not stat.S_ISREG(mode):
+            return [item(label, None)] if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else []
+        at, parts = os.lseek(STDIN, 0, os.SEEK_CUR), []
+        while part := os.pread(STDIN, 1 << 20, at):
+            parts.append(part)
+            at += len(part)
+    except OSError:                                    # closed: the program is given none
+        return []
+    return [item(label, b"".join(parts))]
 
 
 def check_content(found: Any, wanted: str) -> None:

@@ -5,13 +5,14 @@ holds.  The versions before it stay until that store compacts itself.  PERSIST w
 under the name "run": the snapshot, and where all other contexts stand.  A run that is started again with that store
 goes on at its last version, or at the beginning where it has none; what it appended to the log behind that is dropped,
 as it appends it again.  What a run that came to its end appended stays (`ended`), and the next run appends behind it.
+The notes of such a version are the length of its log and what the run was given (m3jit.durable.given).
 """
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Callable
 
-from m3jit.durable import roots, version
+from m3jit.durable import given, roots, version
 from m3jit.durable.errors import StoreError
 from m3jit.durable.states import BY_CLASS, BY_KIND, expect, pack_tensor, unpack_tensor
 from m3jit.durable.store import Restored, Store
@@ -27,10 +28,13 @@ PENDING = 1 << 20                  # bytes that were appended and are not on the
 
 
 class Checkpoints:
-    """The disk of one machine.  store: where PERSIST writes; it stays open when the machine ends."""
+    """The disk of one machine.  store: where PERSIST writes; it stays open when the machine ends.
 
-    def __init__(self, store: Store | None = None):
-        self.store = store
+    given: what its run was given, as items of m3jit.durable.given, which versions note; `resume` then refuses one whose
+    run was given something else.  None: not said, and not compared."""
+
+    def __init__(self, store: Store | None = None, given: list[Any] | None = None):
+        self.store, self.given = store, given
         self._open: dict[Path, Store] = {}             # of checkpoints, until the machine ends
         self._end = store.length(RUN) if store is not None else 0      # of the log
         self._pending: list[bytes] = []                # appended, not written yet
@@ -112,7 +116,7 @@ class Checkpoints:
         """Commit the machine as it is when a context has taken this snapshot, the log first."""
         store = self._own()
         self.flush()
-        return version.write(store, vm, vm.main, RUN, [self._end], of=snapshot, whole=True).bytes
+        return version.write(store, vm, vm.main, RUN, [self._end, self.given], of=snapshot, whole=True).bytes
 
     def append(self, vm: Any, offset: int, data: bytes, durable: bool) -> int:
         """Add to the log.  offset: 0, or the log's length.  What is not durable is written when it gets too much.
@@ -143,24 +147,45 @@ class Checkpoints:
     def commit(self, vm: Any) -> None:
         """Commit the machine as it is now, between two instructions."""
         self.flush()
-        self._own().commit(vm, RUN, [self._end])
+        self._own().commit(vm, RUN, [self._end, self.given])
 
     def resume(self, vm: Any) -> Restored | None:
         """Put the last version of the machine's store into a new machine; None when there is none: the run begins.
 
-        What was appended to the log behind that version, or without one behind the last run that `ended`, goes."""
+        What was appended to the log behind that version, or without one behind the last run that `ended`, goes.
+        StoreError: it is of another program or model, or its run was given something else; nothing has changed."""
         store = self._own()
         back = None
         end = store.ended.get(RUN, 0)
         if RUN in store.names():
-            back = store.restore(vm, RUN)
-            end = back.notes[0] if isinstance(back.notes, list) and len(back.notes) == 1 else -1
-            if not isinstance(end, int) or not 0 <= end <= store.length(RUN):
-                raise StoreError(f"{store.path}: {RUN!r} was not written by a program; restore it with Store.restore")
+            back = store.restore(vm, RUN, accept=self._accept)
+            end, noted = back.notes
+            self.given = noted if self.given is None else self.given
         if end < store.length(RUN):
             store.append(RUN, end, b"")
         self._end, self._pending, self._held = end, [], 0
         return back
+
+    def _accept(self, notes: Any) -> None:
+        """StoreError: a version with these notes is none that this machine goes on at."""
+        store = self._own()
+        if not isinstance(notes, list) or not notes or notes[0].__class__ is not int or \
+                not 0 <= notes[0] <= store.length(RUN):
+            raise StoreError(f"{store.path}: {RUN!r} was not written by a program; restore it with Store.restore")
+        where = f"{store.path}: version {store.latest(RUN).number}"
+        anew = f"name another folder, or forget it and begin anew (m3jit store {store.path} --remove {RUN})"
+        if len(notes) != 2 or notes[1] is not None and not given.is_given(notes[1]):
+            raise StoreError(f"{where}: does not say what its run was given, as another version of m3jit wrote it; "
+                             f"{anew}")
+        if self.given is None:
+            return
+        if notes[1] is None:
+            raise StoreError(f"{where}: does not say what its run was given (it was not started by m3jit run), so it "
+                             f"is not known whether this is the same run; {anew}")
+        found = given.differences(notes[1], self.given)
+        if found:
+            raise StoreError(f"{where}: is of a run that was given something else: {'; '.join(found)}. Nothing has "
+                             f"run. Give it the same to go on, {anew}")
 
     def ended(self) -> None:
         """The run came to its end: what it appended to the log is complete, and there is no version to go on from.

@@ -370,13 +370,14 @@ class Store:
             found = [vm.snapshots.resolve(h) for h in snapshots]
             return write_version(self, vm, context or vm.main, name, notes, found, whole=context is None)
 
-    def restore(self, vm: Any, name: str, number: int | None = None) -> Restored:
+    def restore(self, vm: Any, name: str, number: int | None = None,
+                accept: Callable[[Any], None] | None = None) -> Restored:
         """Put a committed version into a `VM` of the same program: registers, memory, states, place in the program; one
         of a whole machine takes the place of all its contexts, one of a context that of the main one.
 
-        All of it is read and checked before anything of the machine changes.  StoreError: another program or model;
-        DamagedStore."""
-        return restore(self, vm, self.latest(name, number))
+        All of it is read and checked before anything of the machine changes; accept: called with its notes then, it
+        may raise.  StoreError: another program or model; DamagedStore."""
+        return restore(self, vm, self.latest(name, number), accept)
 
     def close(self) -> None:
         """Close the files and let others open the store."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from m3jit.durable import contexts, inputs, roots
 from m3jit.durable.errors import StoreError
@@ -95,13 +95,15 @@ def write(store: "Store", vm: Any, ctx: Context, name: str, notes: Any = None, s
         raise StoreError(f"{store.path}: {brief(repr(name))}: cannot be stored: {e}") from None
 
 
-def restore(store: "Store", vm: Any, version: Version) -> Restored:
+def restore(store: "Store", vm: Any, version: Version, accept: Callable[[Any], None] | None = None) -> Restored:
     """`Store.restore`."""
     with vm._entered(), vm.signal:                     # what is pushed meanwhile goes behind what comes back
         if vm._closed or vm.batch is not None:
             raise StoreError(f"{vm.image.name}: this machine {'has ended' if vm._closed else 'takes part in a batch'}; "
                              f"restore into a new one")
         loaded = load(store, vm, version)
+        if accept is not None:
+            accept(loaded.notes)
         ctx = vm.main
         status = DONE if loaded.ended else READY
         stores = [*ctx.restoring(loaded.root), attribute(ctx, "index", loaded.index), attribute(ctx, "status", status),

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 import m3jit
 from m3jit.cli.store import kept, opened
 from m3jit.durable import Store, StoreError
-from tests.cli.command import EXAMPLES, call, start
+from tests.cli.command import EXAMPLES, LONG, Result, call, start
 
 COUNT = """
     LOADI rN, 0
@@ -214,10 +215,105 @@ def test_a_model_that_is_killed_goes_on_at_its_last_checkpoint(capfd, tmp_path):
     assert call(capfd, "run", EXAMPLES / "hello.m3asm", "--store", tmp_path / "t", "--checkpoint-every", "4").code == 2
 
 
+def test_another_prompt_or_seed_is_refused(capfd, tmp_path):
+    """A run that went on with them would go on with the old ones."""
+    store = tmp_path / "s"
+
+    def told(*more, prompt="She had"):
+        return call(capfd, "run", "--prompt", prompt, "--max-tokens", 12, "--threads", 1, "--store", store, *more)
+    straight = call(capfd, "run", "--prompt", "She had", "--max-tokens", 12, "--threads", 1, "--seed", 3)
+    first = told("--seed", 3, "--max-steps", 500)
+    assert first.code == 4
+    anew = ("Give it the same to go on, name another folder, or forget it and begin anew "
+            f"(m3jit store {store} --remove run)")
+    for more, prompt, words in (
+            (("--seed", 3), "Name three rivers.", "the prompt was 'She had' and is 'Name three rivers.' here."),
+            (("--seed", 4), "She had", "--seed was '3' and is '4' here."),
+            ((), "She had", "--seed was '3' and is 'the default' here."),
+            ((), "He", "the prompt was 'She had' and is 'He' here; --seed was '3' and is 'the default' here.")):
+        refused = told(*more, prompt=prompt)
+        assert refused.code == 1 and refused.out == ""
+        assert f"{store}: version 1: is of a run that was given something else: {words} Nothing has run. {anew}" in \
+            refused.err
+    second = told("--seed", 3)
+    assert f"{store}: going on from version 1" in second.err and first.out + second.out == straight.out
+
+
+ECHO = "go:\nSENSE rT, USER_INPUT TEXT\nSTREAM rT LINE\nADD rN, rN, 1\nFORK rS PERSIST\nJUMP go"
+
+
+def stopped_echo(tmp_path, *more: Any, stdin: Any = subprocess.DEVNULL) -> Result:
+    """Five instructions, one item, of a program that says what it reads; the run goes on if it may."""
+    (tmp_path / "echo.m3asm").write_text(ECHO)
+    process = start("run", tmp_path / "echo.m3asm", "--store", tmp_path / "s", "--bind", "rN=0", "--max-steps", 5,
+                    *more, stdin=stdin)
+    out, err = process.communicate(timeout=LONG)
+    return Result(process.returncode, out.decode(), err.decode()).clean()
+
+
+def test_other_input_or_registers_are_refused(capfd, tmp_path):
+    long = "x" * 50
+    (tmp_path / "text").write_text("two")
+    np.save(tmp_path / "v.npy", np.zeros(3, np.float32))
+    same = ("-p", long, "-i", tmp_path / "text", "--bind", "rN=0", "--bind", f"rV=@{tmp_path / 'v.npy'}")
+    (tmp_path / "echo.m3asm").write_text(ECHO.replace("STREAM rT LINE", "STREAM rT LINE\nMOV rW, rV"))
+
+    def again(*given: Any) -> Result:
+        return call(capfd, "run", tmp_path / "echo.m3asm", "--store", tmp_path / "s", "--max-steps", 7, *given)
+    assert again(*same).out == long + "\n"
+    excerpt = "'" + "x" * 40 + "'... ({} long)"
+    for given, words in (
+            (("-p", long + "y", *same[2:]), f"input 1 was {excerpt.format(50)} and is {excerpt.format(51)} here (they "
+                                            "begin alike and differ further on). Nothing has run."),
+            ((*same[:2], *same[4:]), "input 2 was 'two' and is not given here. Nothing has run."),
+            (("-p", "more", *same), "input 3 was not given and is 'two' here"),
+            ((*same[:5], "rN=1", *same[6:]), "--bind rN was '0' and is '1' here. Nothing has run.")):
+        refused = again(*given)
+        assert refused.code == 1 and not refused.out and words in refused.err
+    np.save(tmp_path / "v.npy", np.ones(3, np.float32))
+    changed = again(*same)
+    assert changed.code == 1 and "--bind rV was '@" in changed.err and "(they begin alike and differ" in changed.err
+    np.save(tmp_path / "v.npy", np.zeros(3, np.float32))
+    assert again(*same).out.startswith("two\n")
+
+
+def test_a_file_as_standard_input_is_compared_and_a_pipe_is_not(tmp_path):
+    (tmp_path / "a").write_text("one\ntwo\nthree\n")
+    (tmp_path / "b").write_text("one\nzwei\n")
+    with open(tmp_path / "a") as a:
+        first = stopped_echo(tmp_path, "--lines", stdin=a)
+    assert first.out == "one\n" and first.code == 4
+    with open(tmp_path / "b") as b:
+        other = stopped_echo(tmp_path, "--lines", stdin=b)
+    assert other.code == 1 and not other.out and \
+        "standard input was 'one\\ntwo\\nthree\\n' and is 'one\\nzwei\\n' here. Nothing" in other.err
+    assert "standard input was 'one\\ntwo\\nthree\\n' and is not given here" in stopped_echo(tmp_path, "--lines").err
+    with open(tmp_path / "a") as a:
+        assert "--lines was 'yes' and is not given here. Nothing" in stopped_echo(tmp_path, stdin=a).err
+    with open(tmp_path / "a") as a, subprocess.Popen(["cat"], stdin=a, stdout=subprocess.PIPE) as pipe:
+        assert stopped_echo(tmp_path, "--lines", stdin=pipe.stdout).out == "two\n"
+    with open(tmp_path / "a") as a:
+        assert stopped_echo(tmp_path, "--lines", stdin=a).out == "three\n"
+
+
+def test_a_version_that_does_not_say_what_its_run_was_given(capfd, count):
+    program, folder = count
+    for notes, words in (([0], "as another version of m3jit wrote it; name another folder, or forget it and begin "),
+                         ([0, [["--seed", 1]]], "as another version of m3jit wrote it"),
+                         ([0, None], "(it was not started by m3jit run), so it is not known whether this is the same")):
+        with Store.open(folder) as store:
+            store.commit(m3jit.VM(m3jit.load(program)), "run", notes)
+        refused = call(capfd, "run", program, "--store", folder)
+        assert refused.code == 1 and ": does not say what its run was given" in refused.err and words in refused.err
+    with Store.open(folder) as store:                  # from Python it is not compared
+        vm = m3jit.VM(m3jit.load(program), checkpoints=m3jit.Checkpoints(store))
+        assert vm.checkpoints.resume(vm).version.number == 3
+
+
 def test_the_log_of_a_run_that_ended_stays(capfd, tmp_path):
     (tmp_path / "says.m3asm").write_text(COUNT.replace("STREAM rN LINE", "MEMCPY rLog, rLine"))
     command = ("run", tmp_path / "says.m3asm", "--store", tmp_path / "s", "--bind", "rLog=0x7000000000000000", "--bind")
-    for letter, steps, log in (("a", 1000, "aaaaa"), ("b", 8, "aaaaabb"), ("c", 1000, "aaaaabbbbb"),
+    for letter, steps, log in (("a", 1000, "aaaaa"), ("b", 8, "aaaaabb"), ("b", 1000, "aaaaabbbbb"),
                                ("d", 1000, "aaaaabbbbbddddd")):
         call(capfd, *command, f'rLine="{letter}"', "--max-steps", steps)
         assert call(capfd, "store", tmp_path / "s", "--log", "run").out == log
