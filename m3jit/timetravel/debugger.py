@@ -96,10 +96,9 @@ class Debugger:
         return self._places(count, lambda end=None: self.engine.run_to(pcs, end), lambda: self._next_pc() in pcs)
 
     def _places(self, count: int, forward: Callable, stands: Callable[[], bool]) -> bool:
-        for _ in range(abs(count)):
-            if not (forward() if count > 0 else self.engine.last_before(forward, stands)):
-                return False
-        return True
+        if count < 0:
+            return self.engine.last_before(forward, stands, count=-count)
+        return all(forward() for _ in range(count))
 
     def _forward(self, end: int | None) -> bool:
         self._fired: Any = None

@@ -41,7 +41,7 @@ class Engine:
         self.history: History = watcher.tape
         self.ended: BaseException | str | None = None
         self.distance = FIRST_DISTANCE
-        self._pause = False
+        self._pause = self._searching = False
         self._asked = threading.Event()                # for a pause, from outside
         self._kept: list[tuple[int, int, MachineState]] = []         # (time, place in the history, state), ascending
         self._near: list[tuple[int, int, MachineState]] = []
@@ -145,28 +145,43 @@ class Engine:
         return False
 
     def last_before(self, forward: Callable[[int], bool], stands: Callable[[], bool] = lambda: False,
-                    begin: Callable[[], None] = lambda: None) -> bool:
-        """Back to the last place before this one where `forward` stops; False when there is none: to the beginning
-        then.
+                    begin: Callable[[], None] = lambda: None, count: int = 1) -> bool:
+        """Back to the last place before this one where `forward` stops, or to the `count`-th such place before; False
+        when there are fewer: to the beginning then.
 
+        The way back is run once, from one checkpoint to another at a time, and the places are counted; so many of them
+        cost about what one of them costs that is as far away.  Each piece has twice the checkpoints of the one before:
+        at its ends it is interpreted, in between it goes at full speed.  Places at the same time are one.
         forward(end): goes forward, True when it stopped at a place before `end`, or behind an instruction at it.
         stands: is the place where the machine stands one?  begin: called where going forward begins."""
-        here = end = self.time
-        for start in reversed([t for t, _, _ in self._kept if t < here]):
+        self._searching = True
+        try:
+            return self._last_before(forward, stands, begin, count)
+        finally:
+            self._searching = False
+
+    def _last_before(self, forward: Callable[[int], bool], stands: Callable[[], bool], begin: Callable[[], None],
+                     count: int) -> bool:
+        unseen = end = self.time                       # places from `unseen` on are counted
+        starts, piece = [t for t, _, _ in self._kept if t < end], 1
+        while starts:
+            start = starts[-min(piece, len(starts))]
+            del starts[-piece:]
             self._back_to(start)
             begin()
-            stops, wanted = 0, -1 if not stands() else 0       # how many stops from the start on it is
+            stops, places = 0, {start: 0} if stands() else {}      # how many stops from the start on each place is
             while self.ended is None and self.time < end and forward(end):
                 stops += 1
-                if self.time < here:
-                    wanted = stops
-            if wanted >= 0:
+                if self.time < unseen:
+                    places[self.time] = stops
+            if len(places) >= count:
                 self._back_to(start)
                 begin()
-                for _ in range(wanted):
+                for _ in range(sorted(places.values())[-count]):
                     forward(end)
                 return True
-            end = start
+            count, unseen, end = count - len(places), min(places, default=unseen), start
+            piece *= 2
         self.go(0)
         return False
 
@@ -200,10 +215,10 @@ class Engine:
             self._do_as_host()
             if self.ended is None:
                 self._check_pause()
-            if self._pause:
-                return True
             if self.ended is None:
                 self._keep_here(until)
+            if self._pause:
+                return True
         return False
 
     def _host_is_due(self) -> bool:
@@ -227,6 +242,8 @@ class Engine:
         self.ended = why
 
     def _keep_here(self, until: int | None) -> None:
+        if self._searching:                            # the checkpoints that it goes along stay as they are
+            return
         if self.time >= (self._kept[-1][0] if self._kept else 0) + self.distance:
             self._keep(self._kept)
             if len(self._kept) > KEPT:
@@ -238,8 +255,8 @@ class Engine:
                 del self._near[0]
 
     def _is_near(self, until: int | None) -> bool:
-        """Is the way so short that it is interpreted anyway?"""
-        return until is not None and until - self.time <= min(NEAR_KEPT * NEAR, len(self.vm.image.instructions))
+        """Is the way so short that it is interpreted anyway?  Not that of a search, which passes many such ends."""
+        return not self._searching and until is not None and until - self.time <= min(NEAR_KEPT * NEAR, len(self.vm.image.instructions))
 
     def _keep(self, where: list) -> None:
         times = [t for t, _, _ in where]

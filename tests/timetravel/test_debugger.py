@@ -38,6 +38,18 @@ next:
     RET
 """
 
+LONG = """
+    LOADI rN, 0
+next:
+    ADD rN, rN, 1
+    ADD rM, rN, rN
+    ADD rM, rM, rN
+    STREAM rN, LINE
+    COMPARE rN, 60
+    IF_LESS next
+    HALT
+"""
+
 
 def make(source: str = SOURCE, backend: str = "interpreter") -> Debugger:
     watcher = Watcher(History(), live=True)
@@ -165,6 +177,49 @@ def test_tokens_are_outputs_and_labels_are_layers():
     assert "<next>" in run("l") and "<twice>" in run("l")
     run("t 99")
     assert "no more outputs" in run("t") and "the end" in run("where")
+
+
+@pytest.mark.parametrize("backend", ["interpreter", "cpu"])
+@pytest.mark.parametrize("back", ["bt", "bl"])
+@pytest.mark.parametrize("count", [2, 7, 19])
+def test_many_places_back_are_found_in_one_search(count, back, backend, monkeypatch):
+    """The same place as one by one, for about twice the instructions that lie between: once to count, once to go."""
+    one, many = session(LONG, backend), session(LONG, backend)
+    for run in (one, many):
+        run("t 40")
+    here = many.commands.engine.time
+    ran, run_from = [], many.commands.engine._run
+
+    def counted(until=None):
+        before = many.commands.engine.time
+        try:
+            return run_from(until)
+        finally:
+            ran.append(many.commands.engine.time - before)
+    monkeypatch.setattr(many.commands.engine, "_run", counted)
+    for _ in range(count):
+        one(back)
+    assert many(f"{back} {count}").splitlines()[-1] == one("where") and "@" in one("where")
+    between = here - many.commands.engine.time
+    assert between > 0 and sum(ran) <= 4 * between + 4 * many.commands.engine.distance
+    assert many("t").splitlines()[-1] == one("t").splitlines()[-1]
+
+
+def test_more_places_back_than_there_are():
+    run = session(LONG)
+    run("t 30")
+    assert run("bt 31") == "no output before\n" + run("go 0")
+    run("t 30")
+    assert "no output before" in run("bt 30")          # behind the first output it is 29 back
+    run("t 30")
+    assert run("bt 29").splitlines()[-1].startswith("@5 ")
+
+
+def test_going_from_output_to_output_leaves_checkpoints():
+    """A way back from there need not begin at the beginning."""
+    run = session(LONG)
+    run("t 40")
+    assert len(run.commands.engine._kept) > 5
 
 
 @pytest.mark.parametrize("source, message", [("GETELEM r1, r0\nHALT", "never written"), ("HALT", "has ended"),
