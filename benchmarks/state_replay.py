@@ -67,11 +67,15 @@ def conversation(setup: Setup) -> list[Row]:
         TalkReplay(str(path), models, write=lambda text: text != "\n" and clock.write(text, True)).run()
         return clock.speed
 
+    def recorded(path: Path) -> Conversation:
+        path.unlink(missing_ok=True)                   # a log is a new file
+        return RecordedConversation(path, model, **settings)
+
     settings: dict[str, Any] = {"max_tokens": TOKENS, "seed": 1}
     with tempfile.TemporaryDirectory(prefix="m3jit-replay-") as folder:
         log = Path(folder) / "talk.log"
-        found = [(said(Conversation(model, **settings)), said(RecordedConversation(log, model, **settings)),
-                  repeated(log)) for _ in range(RUNS + 1)][1:]
+        found = [(said(Conversation(model, **settings)), said(recorded(log)), repeated(log))
+                 for _ in range(RUNS + 1)][1:]
     by_replay = statistics.median(c / a for a, _, c in found)
     by_recording = statistics.median(b / a for a, b, _ in found)
     return [Row("replay of a recorded conversation", f">= {BOUND} of its speed", f"{by_replay:.3f}",
@@ -94,6 +98,8 @@ def measure(setup: Setup) -> list[Row]:
 
     def run(path: Path | None) -> float:
         clock = Clock()
+        if path is not None:
+            path.unlink(missing_ok=True)               # a log is a new file
         recording = Recording(str(path)) if path is not None else None
         vm = VM(program, models=models, record=recording.recorder if recording is not None else False)
         vm.set_sink("OUTPUT", clock)

@@ -17,7 +17,7 @@ def _record(log: str, **options: Any) -> int:
 record = click.Command(
     "record", callback=_record,
     params=[*run.params, click.Option(["--output", "-o", "log"], required=True, type=Name(), metavar="LOG",
-                                      help="The log.")],
+                                      help="The log, a new file.")],
     epilog="`m3jit replay LOG` repeats the run; `m3jit debug LOG` looks at it forward and backward.",
     help="""Run WHAT as `m3jit run` does, with the same options, and write everything it gets from outside to a log:
 input, clocks, the seed, interrupts; the program itself; and what left it, for comparison. Models are known by their

@@ -88,6 +88,23 @@ class Files:
         return _OSFile(handle)
 
 
+def lock_holder(path: Path) -> str:
+    """Who holds a file's lock, in words.  Where the system does not say (/proc/locks: numbers of devices and of
+    processes may be those of another view of them), "another process"."""
+    with contextlib.suppress(OSError, ValueError):
+        wanted = os.stat(path)
+        with open("/proc/locks", encoding="ascii") as table:
+            for line in table:                         # 1: FLOCK  ADVISORY  WRITE 1234 08:01:131085 0 EOF
+                fields = line.split()
+                if len(fields) < 6 or fields[1] != "FLOCK" or not fields[4].isdigit() or int(fields[4]) == 0:
+                    continue
+                major, minor, number = fields[5].split(":")
+                if (int(major, 16), int(minor, 16), int(number)) == (
+                        os.major(wanted.st_dev), os.minor(wanted.st_dev), wanted.st_ino):
+                    return f"process {fields[4]}"
+    return "another process"
+
+
 class _OSFile:
     """A file descriptor."""
     __slots__ = ("handle",)

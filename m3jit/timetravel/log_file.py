@@ -15,15 +15,18 @@ are checked when the file is opened, before anything is done with them.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import os
 import struct
 import threading
 import time
+from pathlib import Path
 from typing import Any, BinaryIO, Iterator
 
 import xxhash
 
+from m3jit.durable.files import Files, lock_holder
 from m3jit.errors import Interrupted, UserError
 from m3jit.timetravel import hosting
 from m3jit.timetravel.wire import Reader, WireError, put, put_bytes, put_int, put_varint
@@ -53,7 +56,8 @@ class LogFailed(Interrupted):
 class LogWriter:
     """Writes a log as the run goes on; `append` takes events.  `close` ends it with how the run ended.
 
-    LogFailed: the file cannot be written."""
+    The file is new, empty, or no regular file (/dev/null, a pipe), and locked until it is closed.  UserError: another
+    file is there, or somebody writes it.  LogFailed: the file cannot be written."""
 
     def __init__(self, path: str, head: dict[str, Any]):
         self.path, self.bytes = path, 0
@@ -63,13 +67,14 @@ class LogWriter:
         payload = bytearray()
         put(payload, head)                             # what it cannot hold is said before a file is overwritten
         try:
-            self._file: BinaryIO = open(path, "wb", buffering=0)
+            self._file = _opened(path)
         except OSError as e:
             raise UserError(_not_opened(path, e)) from None
         self._write(MAGIC + struct.pack("<I", FORMAT))
         self._record(HEAD, payload)
         if self._error is not None:
-            self._file.close()
+            with self._file, contextlib.suppress(OSError):       # a device has no length
+                self._file.truncate(0)                 # so that the same command can be given again
             raise LogFailed(f"{path}: cannot be written: {self._error.strerror or self._error}; nothing was recorded, "
                             f"and nothing ran. Make room there, or write the log to another place")
         self._closed = threading.Event()
@@ -156,6 +161,26 @@ class LogWriter:
             why = self._error.strerror or self._error
             raise LogFailed(f"{self.path}: cannot be written: {why}; the run was stopped. What was recorded "
                             "before can be replayed; make room there, or write the log to another place")
+
+
+def _opened(path: str) -> BinaryIO:
+    """A file to write a log into.  OSError: there is none; UserError: it is somebody's already."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        return open(path, "wb", buffering=0)           # a device or a pipe: it keeps nothing, and belongs to nobody
+    try:
+        lock = Files().lock(Path(path), shared=False)
+    except BlockingIOError:
+        raise UserError(f"{path}: is in use by {lock_holder(Path(path))}, which records into it; give this log another "
+                        "name") from None
+    except ImportError:                                # a system without such locks
+        return open(path, "xb", buffering=0)
+    if lock is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if lock.size():
+        lock.close()
+        raise UserError(f"{path}: is there already, and a log is not written over another file; give the log another "
+                        "name, or remove the file first")
+    return open(lock.handle, "wb", buffering=0)
 
 
 def _not_opened(path: str, error: OSError) -> str:

@@ -72,7 +72,7 @@ def test_a_chat_that_is_killed_and_one_that_is_damaged(chat, capfd, tmp_path):
 
 def test_a_recorded_chat_begins_with_nothing(chat, tmp_path):
     assert chat(b"Hello there\n", "--session", tmp_path / "talk").code == 0
-    found = chat(b"And you?\n", "--session", tmp_path / "talk", "--record", tmp_path / "log")
+    found = chat(b"And you?\n", "--session", tmp_path / "talk", "--record", tmp_path / "none")
     assert found.code == 1 and found.out == "" and "load: a recorded session begins with nothing" in found.err
     kept = chat(b"Hello there\n/switch old\nAnd you?\n", "--session", tmp_path / "new", "--record", tmp_path / "log")
     assert kept.code == 1 and "no conversation 'old'" in kept.err and len(kept.out.splitlines()) >= 2

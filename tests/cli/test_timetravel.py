@@ -78,9 +78,15 @@ def test_an_interrupted_recording_is_whole(capfd, tmp_path, number):
     while not (log.exists() and log.stat().st_size > 4_000):
         assert child.poll() is None
         child.stdout.read1(1 << 16)
+    at_once = call(capfd, "record", prog, "-o", log)
+    assert at_once.code == 1 and not at_once.out
+    assert f"{log}: is in use by process {child.pid}, which records into it; give this log another name" in at_once.err
     child.send_signal(number)
     done = finish(child)
     assert done.code in (130, 143)
+    later = call(capfd, "record", prog, "-o", log)
+    assert later.code == 1 and not later.out
+    assert f"{log}: is there already, and a log is not written over another file; give the log another" in later.err
     again = call(capfd, "replay", log, "--quiet")
     assert again.code == 0 and "agrees: " in again.err
 

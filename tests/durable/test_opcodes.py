@@ -282,8 +282,8 @@ def test_a_recorded_run_repeats_its_checkpoints_and_leaves_the_files_alone(tmp_p
     assert "agrees" in capfd.readouterr().err
     assert {p: p.read_bytes() for p in (tmp_path / "ck").iterdir()} == before
     (tmp_path / "write.m3asm").write_text('CHECKPOINT_SAVE "other"\nCHECKPOINT_RESTORE rQ, "other"\nHALT')
-    assert main(["record", "write.m3asm", "-o", "log"]) == 0 and main(["record", "write.m3asm", "-o", "log"]) == 0
-    assert main(["replay", "log"]) == 0                # the second version there, the first one here
+    assert main(["record", "write.m3asm", "-o", "1.log"]) == 0 and main(["record", "write.m3asm", "-o", "2.log"]) == 0
+    assert main(["replay", "2.log"]) == 0              # the second version there, the first one here
 
 
 class Filling(Files):

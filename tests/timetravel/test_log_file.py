@@ -17,6 +17,7 @@ import xxhash
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from m3jit.durable.files import Files, lock_holder
 from m3jit.errors import UserError
 from m3jit.isa.types import BF16, F16, Q8_0, Tensor
 from m3jit.timetravel import log_file
@@ -117,6 +118,67 @@ def test_a_process_that_ends_without_closing_its_log_loses_nothing(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path / "log"], check=True, timeout=300)
     reader = LogReader(str(tmp_path / "log"))
     assert [event.value for event in reader.events()] == [0, 1, 2] and reader.torn
+
+
+def test_a_log_belongs_to_one_writer(tmp_path):
+    """And stays what it is when it is written: a log is a new file."""
+    log = str(tmp_path / "log")
+    open(log, "wb").close()                            # as mktemp makes it
+    writer = LogWriter(log, {"name": "x"})
+    with pytest.raises(UserError, match=f"log: is in use by process {os.getpid()}, which records into it; give "
+                                        "this log another name"):
+        LogWriter(log, {"name": "y"})
+    writer.append(EXAMPLES[0])
+    writer.close({})
+    before = (tmp_path / "log").read_bytes()
+    (tmp_path / "text").write_text("mine")
+    for path in (log, str(tmp_path / "text")):
+        with pytest.raises(UserError, match="is there already, and a log is not written over another file; give the "
+                                            "log another name, or remove the file first"):
+            LogWriter(path, {"name": "y"})
+    assert (tmp_path / "log").read_bytes() == before and (tmp_path / "text").read_text() == "mine"
+    os.unlink(log)
+    LogWriter(log, {"name": "y"}).close({})
+    assert LogReader(log).head == {"name": "y"}
+
+
+def test_devices_and_pipes_belong_to_nobody(tmp_path):
+    first, second = LogWriter(os.devnull, {}), LogWriter(os.devnull, {})
+    first.close({})
+    second.close({})
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        LogWriter(str(tmp_path / "pipe"), {}).close({})
+        assert os.read(reader, 1 << 16).startswith(MAGIC)
+    finally:
+        os.close(reader)
+
+
+def test_a_system_without_locks_writes_no_log_over_another(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    written(tmp_path / "log")
+    with pytest.raises(UserError, match="log: cannot be written: File exists; write the log to another place"):
+        LogWriter(str(tmp_path / "log"), {"name": "x"})
+    assert LogReader(str(tmp_path / "log")).head["name"] == "x"
+
+
+def test_a_log_that_could_not_begin_is_no_log_in_the_way(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(log_file.LogWriter, "_record", lambda self, *_: setattr(self, "_error", OSError(28, "full")))
+        with pytest.raises(LogFailed, match="log: cannot be written: full; nothing was recorded"):
+            LogWriter(str(tmp_path / "log"), {})
+    assert (tmp_path / "log").stat().st_size == 0
+    written(tmp_path / "log")
+
+
+def test_who_holds_a_lock(tmp_path, monkeypatch):
+    held = Files().lock(tmp_path / "lock", shared=False)
+    assert lock_holder(tmp_path / "lock") == f"process {os.getpid()}"
+    (tmp_path / "free").write_text("")
+    assert lock_holder(tmp_path / "free") == lock_holder(tmp_path / "none") == "another process"
+    held.close()
+    assert lock_holder(tmp_path / "lock") == "another process"
 
 
 def test_ctrl_c_in_the_middle_of_an_event_leaves_a_whole_log(tmp_path, monkeypatch):
