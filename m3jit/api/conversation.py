@@ -118,6 +118,7 @@ class Conversation:
         ContextFull: the conversation no longer fits; the message is not taken.  UserError: the template refuses it."""
         if not isinstance(text, str):
             raise UserError(f"say: a text is expected, got {brief(repr(text))}")
+        self.session._stopped = False                  # `stop` counts from here on, also before the first token
         tokens = self._read([*self.transcript(), {"role": "user", "content": text}])
         if not tokens:
             raise UserError(f"{self.model.model.path}: the chat template makes nothing of the message")
@@ -141,7 +142,7 @@ class Conversation:
             [*self.messages, {"role": "user", "content": text}, answer],
             [points[0], *[*points[1:], before][-KEPT:]], self._spoken))     # further back, `undo` computes again
         try:
-            yield from self.resume()
+            yield from self._resume()
         except GeneratorExit:
             self._begun(before, points, answer)
             raise
@@ -161,12 +162,13 @@ class Conversation:
         already is not repeated.  UserError: nothing was said yet."""
         if not self.messages:
             raise UserError("resume: nothing has been said yet")
+        self.session._stopped = False
         return self._resume()
 
     def _resume(self) -> Iterator[str]:
         session, answer = self.session, self.messages[-1]
         try:
-            for piece in session.generate():
+            for piece in session._going_on():
                 if piece.text:
                     yield piece.text
             self.finish_reason = session.finish_reason

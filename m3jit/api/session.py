@@ -69,6 +69,7 @@ class Session(SavedSession):
         self._program = self.model.program(options, conversation=True, repeat_penalty=self.settings.repeat_penalty)
         self._key = self.model.key_of(options)         # of its states in the model's prefix index
         self._now, self._closed = Current(), False     # what changes is replaced with it, as a whole
+        self._stopped = False                          # since `generate` was called, or a conversation's `say`
         self._recurrent: bool | None = None            # whether states cannot be cut; None: not known yet
         self._lock = threading.Lock()
         self._start()
@@ -186,6 +187,10 @@ class Session(SavedSession):
         or changing the session, ends it where it is.  max_tokens: at most so many more.
 
         UserError: there is nothing to go on from, or the session is closed.  ContextFull."""
+        self._stopped = False
+        return self._going_on(max_tokens)
+
+    def _going_on(self, max_tokens: int | None = None) -> Iterator[Piece]:
         Settings(max_tokens=max_tokens).checked()
         self._check_open()
         if not self._now.tokens and not self._now.rest:
@@ -201,6 +206,8 @@ class Session(SavedSession):
         if made is None:
             yield Piece("", finish_reason=self._now.finish_reason)
             return
+        if self._stopped:                              # before the machine stood there, which forgets interrupts
+            self.stop()
         while self._now.generated is made:
             with self._exclusive():
                 if self._now.generated is not made:    # another thread changed the session
@@ -273,6 +280,7 @@ class Session(SavedSession):
 
     def stop(self) -> None:
         """End generation before its next token, from any thread or a signal handler."""
+        self._stopped = True
         self._machine.vm.interrupt()
 
     # Going back.

@@ -13,6 +13,7 @@ import threading
 import warnings
 from typing import Any, Iterator, Sequence
 
+from m3jit.cli.interrupts import raised_again
 from m3jit.errors import InternalError, M3Error, SinkClosed, brief, printable
 
 LONGEST_NAME = 4096                                    # characters of a path in a message
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        with _memory_limit_of_before():
+        with _memory_limit_of_before(), raised_again():
             code = _run(argv)
     except BaseException as error:
         code = report(error)

@@ -4,15 +4,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from typing import Any, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import click
 
 from m3jit.cli.dialogue import Dialogue
+from m3jit.cli.interrupts import Interrupts
 from m3jit.cli.options import Name, Size, Whole
 from m3jit.cli.sampling import sampling_options
 from m3jit.cli.terminal import keep_inputs, note
 from m3jit.errors import UserError
+
+NO_END = "(Ctrl-D or /exit ends the conversation)"
+
 
 @click.command(epilog="Without a terminal, each line of standard input is a message. Lines that begin with / are "
                       "commands; /help lists them. A line that cannot be obeyed is said on standard error; those "
@@ -73,20 +77,27 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
         dialogue.begin()
         if system is not None and talk.system != system:
             talk.system = system
-        code = 0
-        for number, line in enumerate(typed_lines() if terminal else piped_lines(), 1):
-            try:
-                if not dialogue.take(line):
-                    break
-            except BrokenPipeError:                    # nobody reads the answers
-                raise
-            except (UserError, OSError) as error:      # without a terminal; the lines behind it are taken too
-                note(f"error: line {number}: {error}")
-                code = code or getattr(error, "exit_code", 1)
+        with dialogue.interrupts.handled() if terminal else contextlib.nullcontext():
+            code = take_lines(dialogue, typed_lines(dialogue.interrupts) if terminal else piped_lines())
     finally:
         dialogue.close()
         if store is not None:
             store.close()
+    return code
+
+
+def take_lines(dialogue: Dialogue, lines: Iterable[str]) -> int:
+    """Take lines until one ends the conversation; the exit code."""
+    code = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            if not dialogue.take(line):
+                break
+        except BrokenPipeError:                        # nobody reads the answers
+            raise
+        except (UserError, OSError) as error:          # without a terminal; the lines behind it are taken too
+            note(f"error: line {number}: {error}")
+            code = code or getattr(error, "exit_code", 1)
     return code
 
 
@@ -111,24 +122,30 @@ def template_text(path: str | None) -> str | None:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; --chat-template takes a jinja2 text") from None
 
 
-def typed_lines() -> Iterator[str]:
-    """Lines of a terminal, until Ctrl-D."""
+def typed_lines(interrupts: Interrupts, read: Callable[[str], str] = input) -> Iterator[str]:
+    """Lines of a terminal, until Ctrl-D.  Ctrl-C that came for none of them, or behind an answer, is said to end
+    nothing."""
     with contextlib.suppress(ImportError):
         import readline                                # gives input() its line editing
         if "libedit" not in (readline.__doc__ or ""):  # Esc alone begins no key there: what follows it is typed
             for line in ("$if mode=emacs", r'"\e": ""', "$endif"):
                 readline.parse_and_bind(line)
     while True:
+        if interrupts.presses:
+            interrupts.presses = 0
+            note(NO_END)
         try:
             if not sys.stdout.isatty():
                 sys.stderr.write("> ")
                 sys.stderr.flush()
-            yield input("> " if sys.stdout.isatty() else "")
+            line = interrupts.line(read, "> " if sys.stdout.isatty() else "")
         except EOFError:
             note("")
             return
         except KeyboardInterrupt:
-            note("\n(Ctrl-D or /exit ends the conversation)")
+            note(f"\n{NO_END}")
+            continue
+        yield line
 
 
 def piped_lines() -> Iterator[str]:

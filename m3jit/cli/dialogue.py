@@ -4,11 +4,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import signal
 import sys
 from typing import Any, Callable, Iterator
 
 from m3jit.cli import keys
+from m3jit.cli.interrupts import Interrupts
 from m3jit.cli.picker import ACCEPT, Picker, Screen
 from m3jit.cli.terminal import note, write_file
 from m3jit.errors import UserError, brief
@@ -46,7 +46,8 @@ class Dialogue:
         self.single = terminal and (keys.available() if single is None else single)
         self.forks: dict[str, Any] = {}                # conversations that wait, by name
         self.name, self.store, self._saved = MAIN, store, None
-        self._reader = keys.KeyReader(sys.stdin.fileno()) if self.single else None
+        self.interrupts = Interrupts()
+        self._reader = keys.KeyReader(sys.stdin.fileno(), interrupted=self.interrupts.file) if self.single else None
         self.commands: dict[str, Callable[[str], bool | None]] = {
             "help": lambda _: note(HELP), "exit": lambda _: False, "quit": lambda _: False, "reset": self._reset,
             "undo": self._undo, "system": self._system, "save": self._save, "context": self._context,
@@ -54,7 +55,14 @@ class Dialogue:
             "switch": self._switch, "undo-correction": self._undo_correction, "save-session": self._save_session}
 
     def take(self, line: str) -> bool:
-        """Answer a message or obey a command; False ends the conversation.  UserError, without a terminal."""
+        """Answer a message or obey a command; False ends the conversation.  UserError, without a terminal.
+
+        On a terminal the first Ctrl-C meanwhile stops an answer, or is left to whoever waits for the next line; the
+        second raises KeyboardInterrupt."""
+        with self.interrupts.taking() if self.terminal else contextlib.nullcontext():
+            return self._take(line)
+
+    def _take(self, line: str) -> bool:
         try:
             go_on = True
             if line.startswith("/") and not line.startswith("//"):
@@ -90,6 +98,7 @@ class Dialogue:
         """End all conversations."""
         for talk in (self.talk, *self.forks.values()):
             talk.close()
+        self.interrupts.close()
 
     def _obey(self, line: str) -> bool:
         word, _, rest = line[1:].partition(" ")
@@ -175,25 +184,14 @@ class Dialogue:
         if not self.terminal:
             yield
             return
-        pressed = 0
-
-        def stop(*_: Any) -> None:
-            nonlocal pressed
-            pressed += 1
-            if pressed > 1:
-                raise KeyboardInterrupt
-            self.talk.stop()
-        before = signal.signal(signal.SIGINT, stop)
-        try:
-            with keys.single_keys() if self.single else contextlib.nullcontext() as fd:
-                watch = keys.Watch(fd, self._reader, self.talk.stop) if self.single else None
-                try:
-                    yield
-                finally:
-                    if watch is not None:
-                        watch.close()
-        finally:
-            signal.signal(signal.SIGINT, before)
+        with self.interrupts.answering(self.talk.stop), \
+                keys.single_keys() if self.single else contextlib.nullcontext() as fd:
+            watch = keys.Watch(fd, self._reader, self.talk.stop) if self.single else None
+            try:
+                yield
+            finally:
+                if watch is not None:
+                    watch.close()
 
     # Corrections.
 
@@ -208,20 +206,13 @@ class Dialogue:
         def again() -> None:                           # awake again: the shell has written below what was shown
             screen.drawn = 0
             draw()
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            with keys.single_keys(again):
-                while True:
-                    try:
-                        draw()
-                        ended = picker.key(self._reader.key())
-                    except KeyboardInterrupt:
-                        ended = picker.key(keys.INTERRUPT)
-                    if ended:
-                        screen.clear()
-                        return picker if ended == ACCEPT else None
-        finally:
-            signal.signal(signal.SIGINT, before)
+        with self.interrupts.as_keys(), keys.single_keys(again, pastes=True):
+            while True:
+                draw()
+                ended = picker.key(self._reader.key())
+                if ended:
+                    screen.clear()
+                    return picker if ended == ACCEPT else None
 
     def _apply(self, picker: Picker) -> str:
         """Correct the answer as picked; its text up to where it goes on."""

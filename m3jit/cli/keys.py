@@ -24,6 +24,9 @@ _FINAL = {"A": UP, "B": DOWN, "C": RIGHT, "D": LEFT, "H": HOME, "F": END}
 _NUMBERED = {"1": HOME, "7": HOME, "4": END, "8": END}
 _CONTROL = {"\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\x08": BACKSPACE, "\x03": INTERRUPT, "\x04": EOF,
             "\x01": HOME, "\x05": END, "\x02": LEFT, "\x06": RIGHT, "\x10": UP, "\x0e": DOWN}
+# Bracketed paste (xterm's control sequences, DEC private mode 2004): the terminal says where a paste begins and ends.
+_PASTES, _NO_PASTES = b"\x1b[?2004h", b"\x1b[?2004l"
+_PASTE, _PASTED = "200", "201"
 
 
 def available() -> bool:
@@ -33,8 +36,9 @@ def available() -> bool:
 
 
 @contextlib.contextmanager
-def single_keys(redraw: Callable[[], Any] = lambda: None) -> Iterator[int]:
-    """While inside, keys come one by one and are not shown; gives the terminal's file descriptor.
+def single_keys(redraw: Callable[[], Any] = lambda: None, pastes: bool = False) -> Iterator[int]:
+    """While inside, keys come one by one and are not shown; gives the terminal's file descriptor.  pastes: what is
+    pasted is marked, so that `KeyReader` can tell it from keys.
 
     Ctrl-C and Ctrl-Z still are signals.  When the process is put to sleep the mode of before holds, and `redraw` is
     called when it wakes up.  The mode of before also comes back when it is ended by a signal."""
@@ -46,8 +50,12 @@ def single_keys(redraw: Callable[[], Any] = lambda: None) -> Iterator[int]:
 
     def enter() -> None:
         termios.tcsetattr(fd, termios.TCSADRAIN, mode)
+        if pastes:
+            os.write(sys.stderr.fileno(), _PASTES)     # not through its buffer: a signal may come while that is written
 
     def leave() -> None:
+        if pastes:
+            os.write(sys.stderr.fileno(), _NO_PASTES)
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
     with _signals(enter, leave, redraw):
         enter()
@@ -84,11 +92,15 @@ def _signals(enter: Callable[[], None], leave: Callable[[], None], redraw: Calla
 
 
 class KeyReader:
-    """Keys of a terminal: names of this module, or the character that a key gives."""
+    """Keys of a terminal: names of this module, or the character that a key gives.  Of what is pasted each character is
+    one; ends of lines are "\\n" there, and end nothing.
+
+    interrupted: a descriptor; when it can be read, INTERRUPT is the next key."""
 
     def __init__(self, fd: int, read: Callable[[int, int], bytes] = os.read,
-                 waiting: Callable[[int, float | None], bool] | None = None):
-        self._fd, self._read, self._held = fd, read, b""
+                 waiting: Callable[[int, float | None], bool] | None = None, interrupted: int | None = None):
+        self._fd, self._read, self._held, self._interrupted = fd, read, b"", interrupted
+        self._pasting = self._return = False           # inside a paste; its last character was a carriage return
         self._waiting = waiting or (lambda fd, seconds: bool(select.select([fd], [], [], seconds)[0]))
 
     @property
@@ -98,6 +110,9 @@ class KeyReader:
 
     def key(self) -> str:
         """The next key, waiting for it; "" for one that has no meaning here."""
+        if self._came_interrupt():
+            self._pasting = False                      # the terminal dropped what was not read yet: no end will come
+            return INTERRUPT
         first = self._byte(None)
         if not first:
             return EOF
@@ -105,13 +120,33 @@ class KeyReader:
             return self._escape()
         if first[0] < 0x80:
             text = first.decode()
+            if self._pasting:
+                return self._pasted(text)
             return _CONTROL.get(text, text if text.isprintable() else "")
+        self._return = False
         length = 2 if first[0] < 0xE0 else 3 if first[0] < 0xF0 else 4
         raw = first
         while len(raw) < length and (more := self._byte(ESCAPE_SECONDS)):
             raw += more
         text = raw.decode("utf-8", "replace")
         return text if text.isprintable() and "\ufffd" not in text else ""
+
+    def _came_interrupt(self) -> bool:
+        """Wait for a key or an interrupt; whether it is the latter."""
+        if self._interrupted is None:
+            return False
+        waits = [self._interrupted] if self._held else [self._interrupted, self._fd]
+        if self._interrupted not in select.select(waits, [], [], 0 if self._held else None)[0]:
+            return False
+        os.read(self._interrupted, 64)
+        return True
+
+    def _pasted(self, text: str) -> str:
+        """What an ASCII character means in a paste: terminals send the carriage return of Enter for an end of line."""
+        before, self._return = self._return, text == "\r"
+        if text in "\r\n":
+            return "" if before and text == "\n" else "\n"
+        return text if text.isprintable() or text == "\t" else ""
 
     def _byte(self, seconds: float | None) -> bytes:
         """One byte; none when there is none in time, or at the end of the input."""
@@ -123,9 +158,11 @@ class KeyReader:
         return byte
 
     def _escape(self) -> str:
-        """Esc alone, or the key behind it: Esc [ numbers letter, Esc O letter, Esc [ number ~."""
+        """Esc alone, or the key behind it: Esc [ numbers letter, Esc O letter, Esc [ number ~.  In a paste only its end
+        and Esc alone mean anything."""
         kind = self._byte(ESCAPE_SECONDS)
         if not kind:
+            self._pasting = False
             return ESC
         if kind not in (b"[", b"O"):
             return ""
@@ -133,6 +170,10 @@ class KeyReader:
         while byte := self._byte(ESCAPE_SECONDS):
             text = byte.decode("latin-1")
             if "@" <= text <= "~":
+                if text == "~" and numbers in (_PASTE, _PASTED):
+                    self._pasting, self._return = numbers == _PASTE, False
+                if self._pasting:
+                    return ""
                 return _NUMBERED.get(numbers, "") if text == "~" else _FINAL.get(text, "")
             numbers += text
         return ""

@@ -97,7 +97,7 @@ def wrap(runs: list[tuple[str, str]], width: int) -> tuple[list[str], int]:
                 column = 0
                 if character == "\n":
                     continue
-            lines[-1] += character if character.isprintable() else "\ufffd"
+            lines[-1] += character if character.isprintable() else " " if character == "\t" else "\ufffd"
             column += size
         lines[-1] += _PLAIN if current else ""
     return lines, where

@@ -170,6 +170,25 @@ def test_a_message_stopped_before_its_answer_is_taken_back(model, monkeypatch):
     assert answer(other, "And you?") == second
 
 
+def test_a_stop_counts_from_the_call_on(model):
+    """Before the first piece is asked for it ends the answer too; one that no call came before ends nothing."""
+    talk = conversation(model)
+    talk.stop()
+    said = answer(talk, "Hello")
+    assert talk.finish_reason == "length" and said
+    talk.undo()
+    pieces = talk.say("Hello")
+    talk.stop()
+    assert list(pieces) == [] and talk.finish_reason == "cancelled" and not talk.messages and talk.used == 0
+    pieces = talk.say("Hello")
+    begun = next(pieces)
+    pieces.close()
+    rest = talk.resume()
+    talk.stop()
+    assert list(rest) == [] and talk.finish_reason == "cancelled" and talk.answer == begun
+    assert begun + "".join(talk.resume()) == said
+
+
 def test_corrections(model):
     talk = conversation(model, max_tokens=16)
     said = answer(talk, "Hello there")

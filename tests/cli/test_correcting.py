@@ -252,6 +252,24 @@ def test_esc_alone_is_told_from_what_begins_with_it():
     assert reader(b"\xc3").key() == "" and reader(b"\xff").key() == "" and reader(b"\x1bx").key() == ""
 
 
+def test_what_is_pasted_is_text():
+    """Ends of lines and tabs are characters; other controls and sequences, but for the paste's end, are nothing."""
+    made = reader(b"\x1b[200~one\rtwo\r\nthree\n\x03\x7f\x1b[A\tesc\xc3\xa9\x1b[201~\r\x1b[A")
+    found = []
+    while (key := made.key()) != keys.UP:
+        found.append(key)
+    assert [key for key in found if key] == [*"one\ntwo\nthree\n\tescé", keys.ENTER]
+    picker = Picker("He came.")
+    assert not any(picker.key(key) for key in found[:-1]) and picker.typed == "one\ntwo\nthree\n\tescé"
+    assert picker.lines(40)[3].startswith("\x1b[1;4m escé")
+    assert reader(b"\x1b[200~a\x1b", ready=6).key() == "" and reader(b"\x1b[201~a").key() == ""
+
+
+def test_esc_alone_leaves_a_paste_that_has_no_end():
+    made = reader(b"\x1b[200~\x1b")
+    assert [made.key() for _ in range(2)] == ["", keys.ESC]
+
+
 def test_picking_a_place():
     text = " He came. She left!  “Why?” he asked\nand went"
     picker = Picker(text)
@@ -391,6 +409,25 @@ def test_a_paused_answer_is_corrected(child, key):
     assert made.wait(r"\n( .+)\r\n")[1].startswith(answer)
     made.wait("> ")
     made.type("/exit\r")
+    assert made.end() == 0
+
+
+def test_lines_are_pasted_into_a_correction(child):
+    """The terminal is asked to mark what is pasted while the editor is open, and no longer."""
+    made = child()
+    made.type("Hello there\r")
+    made.wait(r"( \w+){6}")
+    made.type("\x1b")
+    made.wait(r"\x1b\[\?2004h")
+    made.wait("Enter: go on")
+    made.type("\x1b[200~one\rtwo\tthree\x1b[201~")
+    made.wait("two three")
+    made.wait("Enter: go on")
+    made.type(" four\r")
+    made.wait(r"\x1b\[\?2004l")
+    made.wait(r"goes on\]\r\n.*one\r\ntwo\s+three four")
+    made.wait("> ")
+    made.type("\x04")
     assert made.end() == 0
 
 
