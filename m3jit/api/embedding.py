@@ -15,6 +15,7 @@ import numpy as np
 from m3jit.errors import UserError, brief
 from m3jit.models.pooling import POOLINGS, Pooling
 from m3jit.models.provider import Models, SourceModel
+from m3jit.vm.regions import check as check_backend
 from m3jit.vm.vm import VM
 
 
@@ -25,6 +26,7 @@ class Embedder:
                  threads: int | None):
         if pooling is not None and pooling not in POOLINGS:
             raise UserError(f"pooling: one of {', '.join(POOLINGS)} is expected, got {pooling!r}")
+        check_backend(backend)                         # before a large model is loaded
         self._models, self._backend, self._threads = models, backend, threads
         self.model: SourceModel = models.load(reference)
         text = models.embedding(self.model, reference, pooling, normalize)

@@ -30,6 +30,7 @@ from m3jit.models.prefix_index import PrefixIndex
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from m3jit.vm.context import DEFAULT_SEED
+from m3jit.vm.regions import check as check_backend
 from m3jit.vm.vm import VM
 
 Prompt = Union[str, Sequence[int], np.ndarray, Sequence[Mapping[str, Any]]]
@@ -93,6 +94,7 @@ class LanguageModel:
                  limit: int | None = None, chat_template: str | None = None, options: Options | None = None,
                  prefixes: PrefixIndex | None = None):
         _whole("context", limit, 1, LARGEST, optional=True)
+        check_backend(backend)                         # before a large model is loaded
         self.reference, self._models, self._backend, self._threads = reference, models, backend, threads
         self.limit, self._template_text, self._template_lock = limit, chat_template, threading.Lock()
         self._options, self.prefixes = options or Options(), prefixes

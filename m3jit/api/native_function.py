@@ -184,7 +184,7 @@ def numba_function(native: NativeFunction) -> Callable[..., Any]:
     try:
         import numba
     except ImportError:
-        raise UnsupportedError("numba is not installed; pip install m3jit[numba]") from None
+        raise UnsupportedError("numba is not installed; pip install 'm3jit[numba]'") from None
     source, env = _wrapper(native)
     exec(compile(source, "<m3jit numba call>", "exec"), env)
     call = env["call"]

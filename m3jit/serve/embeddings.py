@@ -12,6 +12,7 @@ from m3jit.api.embedding import Embedder, load_embedder
 from m3jit.serve.engine import Busy
 from m3jit.serve.errors import ApiError
 from m3jit.serve.requests import Fields, about, prompts_of, wrong
+from m3jit.vm.regions import check as check_backend
 
 MOST_TEXTS = 2048
 
@@ -43,6 +44,7 @@ class Vectors:
     """The embedder of a server: loaded when it is first asked, one request at a time; `room` more may wait."""
 
     def __init__(self, reference: str, backend: str, threads: int | None, room: int):
+        check_backend(backend)                         # now, not at the first request
         self._how, self._room = (reference, backend, threads), room
         self._embedder: Embedder | None = None
         self._turn, self._count = threading.Lock(), threading.Lock()

@@ -256,7 +256,8 @@ class Engine:
 
     def _is_near(self, until: int | None) -> bool:
         """Is the way so short that it is interpreted anyway?  Not that of a search, which passes many such ends."""
-        return not self._searching and until is not None and until - self.time <= min(NEAR_KEPT * NEAR, len(self.vm.image.instructions))
+        return until is not None and not self._searching and \
+            until - self.time <= min(NEAR_KEPT * NEAR, len(self.vm.image.instructions))
 
     def _keep(self, where: list) -> None:
         times = [t for t, _, _ in where]

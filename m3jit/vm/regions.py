@@ -18,16 +18,23 @@ def make(vm: Any, backend: str, threads: int | None) -> Any:
 
     "auto" compiles for this CPU what is worth it; "cpu" (or cpu:LEVEL), "python" and "numba" compile everything that
     can be compiled, at once."""
+    check(backend)
     if backend == INTERPRETER:
         return None
+    if backend == "auto":
+        return DeferredRegions(vm, threads)
+    return _jit(vm, backend, threads)
+
+
+def check(backend: str) -> None:
+    """UnsupportedError: there is no such backend, it runs no programs, or what it needs is not installed."""
     if backend in _PARTIAL:
         raise UnsupportedError(f"backend {backend}: runs single kernels only in this version, not whole programs; "
                                f"use --backend cpu")
     if backend not in BACKENDS:
         raise UnsupportedError(f"no backend {backend!r}; available: {', '.join(BACKENDS)}")
-    if backend == "auto":
-        return DeferredRegions(vm, threads)
-    return _jit(vm, backend, threads)
+    if backend == "numba":
+        engine(backend)
 
 
 def _jit(vm: Any, backend: str, threads: int | None) -> Any:
