@@ -76,6 +76,12 @@ class Driven:
         self.contexts = [c if c is not None and (c is self.vm.main or c.id in alive) else None for c in self.contexts]
 
     # -- comparing --------------------------------------------------------------------------------------------------
+    def keeps_what_nobody_does(self, oracle: Oracle) -> bool:
+        """Is a snapshot alive that is gone in the model, as CPython has lost a reference to what holds it?  An
+        instruction can find it by a weak name, and what follows cannot be foretold."""
+        return self.lost_references and \
+            any(self.names.get(("snapshot", s.id)) not in oracle.snapshots for s in self.vm.snapshots.live())
+
     def difference(self, oracle: Oracle, whole: bool = True, who: int = 0, snapshot: int | None = None) -> str:
         """The first difference, "" for none.  whole: all contexts and snapshots; else `who` and one snapshot."""
         names = dict(self.names)

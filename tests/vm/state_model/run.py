@@ -104,7 +104,8 @@ def report(seen: Counter) -> str:
     """The coverage as lines of text."""
     programs = max(seen["programs"], 1)
     lines = [f"{seen['programs']} programs, {seen['operations']} operations, {seen['operations'] / programs:.1f} each, "
-             f"{seen['traps']} of them traps, of {opcodes()} instructions"]
+             f"{seen['traps']} of them traps, of {opcodes()} instructions; {seen['cut short']} programs cut short, as "
+             "CPython lost a reference to a snapshot where an allocation failed"]
     for title, prefix in (("operations", "op "), ("faults", "fault "), ("failed allocations", "allocation in "),
                           ("refused blocks", "block in "), ("interrupts", "interrupt in ")):
         found = {k.removeprefix(prefix): n for k, n in sorted(seen.items()) if k.startswith(prefix)}
