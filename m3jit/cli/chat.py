@@ -33,7 +33,8 @@ NO_END = "(Ctrl-D or /exit ends the conversation)"
 @click.option("--session", "folder", type=Name(), metavar="FOLDER",
               help="Keep the conversation in this folder, and go on with the one that is there.")
 @click.option("--record", "log", type=Name(), metavar="LOG",
-              help="Record all that is said and done; m3jit replay LOG proves it, m3jit debug LOG goes through it.")
+              help="Record all that is said and done in a new file; m3jit replay LOG proves it, m3jit debug LOG goes "
+              "through it.")
 @click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As m3jit run.")
 @click.option("--memory-limit", type=Size(), metavar="SIZE", help="Most memory [three quarters of what is free].")
