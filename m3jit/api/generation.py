@@ -13,6 +13,7 @@ import functools
 import math
 import os
 import threading
+import warnings
 from dataclasses import dataclass, fields, replace
 from typing import Any, Hashable, Iterator, Mapping, Sequence, Union
 
@@ -104,6 +105,9 @@ class LanguageModel:
                             "not text; m3jit.load_embedder and `m3jit embed` run it")
         models.compiler(self.model)                    # an architecture that is not there is said now
         self.context = self.model.context              # tokens a prompt and its text may have together
+        if limit is not None and limit > self.context:
+            warnings.warn(f"context: {limit} tokens are asked for, {reference} has {self.context}, which it gets",
+                          stacklevel=2)
         self._program = functools.lru_cache(maxsize=8)(self._compile)
 
     @property

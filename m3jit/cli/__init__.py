@@ -14,10 +14,11 @@ import warnings
 from typing import Any, Iterator, Sequence
 
 from m3jit.cli.interrupts import raised_again
-from m3jit.errors import InternalError, M3Error, SinkClosed, brief, printable
+from m3jit.errors import InternalError, M3Error, SinkClosed, StreamError, Trap, brief, printable
 
 LONGEST_NAME = 4096                                    # characters of a path in a message
 USAGE, INTERRUPTED, CLOSED_PIPE, TERMINATED, MEMORY = 2, 130, 141, 143, 4
+memory_limit: int | None = None                        # bytes: the --memory-limit of the command that runs
 
 
 def debug() -> bool:
@@ -28,7 +29,8 @@ def debug() -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code.  Errors become messages on standard error, never tracebacks."""
     _open_standard_streams()
-    before = None
+    global memory_limit
+    before = memory_limit = None
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -110,8 +112,11 @@ def report(error: BaseException) -> int:
         return _say(f"{error}\n(M3_DEBUG=1 shows where)", error.exit_code)
     if isinstance(error, M3Error):
         text = str(error)
-        return _say(text if _names_its_kind(text) else f"error: {text}", error.exit_code)
+        return _say(text if _names_its_kind(text) else f"error: {text}", 1 if _no_output(error) else error.exit_code)
     if isinstance(error, MemoryError) or isinstance(error, ImportError) and "failed to map segment" in str(error):
+        if memory_limit is not None:
+            return _say(f"error: out of memory: this needs more than --memory-limit {memory_limit / 2 ** 20:g}M; give "
+                        "a larger one, or leave it out", MEMORY)
         return _say(f"error: out of memory{f': {error}' if str(error) else ''}; close other programs, or work on less "
                     "at once", MEMORY)
     if isinstance(error, OSError):
@@ -120,6 +125,12 @@ def report(error: BaseException) -> int:
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):          # click's own
         return _usage(error)
     return _say(f"{InternalError(f'{type(error).__name__}: {error}')}\n(M3_DEBUG=1 shows where)", 70)
+
+
+def _no_output(error: M3Error) -> bool:
+    """Did a program's output fail for a reason of the system (a full disk)?  The program did nothing wrong then."""
+    return isinstance(error, Trap) and isinstance(error.__cause__, StreamError) and \
+        isinstance(error.__cause__.__cause__, OSError)
 
 
 def _named(filename: Any) -> str:

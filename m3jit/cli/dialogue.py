@@ -272,6 +272,8 @@ class Dialogue:
             self._answer(self.talk.resume(), begun)
 
     def _continue(self, _: str) -> None:
+        if not self.talk.messages:
+            raise UserError("/continue: nothing has been said yet")
         self._answer(self.talk.resume())
 
     def _undo_correction(self, _: str) -> None:

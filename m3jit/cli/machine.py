@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import Any, Iterable, Iterator
 
+from m3jit import cli
 from m3jit.cli.terminal import Progress, note
 from m3jit.vm.sources import QueueSource
 from m3jit.vm.vm import VM
@@ -133,6 +134,7 @@ def available_memory() -> int:
 def limit_memory(limit: int | None) -> None:
     """Make allocations beyond `limit` (default: three quarters of the memory that is free now) fail as out of memory,
     instead of letting the system end some process.  Mapped model files do not count."""
+    cli.memory_limit = limit
     try:
         import resource
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -67,11 +67,11 @@ class Name(click.ParamType):
 
 
 class Size(click.ParamType):
-    """Bytes of "512M", "2g", "1000000".  zero: whether 0 is one."""
+    """Bytes of "512M", "2g", "1000000", a megabyte at least.  zero: whether 0 is one; of: what they are to hold."""
     name = "size"
 
-    def __init__(self, zero: bool = False):
-        self.zero = zero
+    def __init__(self, zero: bool = False, of: str = "program"):
+        self.zero, self.of = zero, of
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The bytes; click's BadParameter otherwise."""
@@ -85,7 +85,8 @@ class Size(click.ParamType):
         except (ValueError, OverflowError):
             self.fail(f"{value}: expected a size such as 512M or 2G", param, ctx)
         if size < SMALLEST and not (self.zero and size == 0):
-            self.fail(f"{value}: less than a megabyte holds no program", param, ctx)
+            self.fail(f"{value}: less than a megabyte holds no {self.of}; expected 1M or more"
+                      f"{', or 0' * self.zero}", param, ctx)
         if size > LARGEST:
             self.fail(f"{value}: more than any machine has; expected a size such as 512M or 2G", param, ctx)
         return size

@@ -52,7 +52,8 @@ DEFAULT_PROMPT = "The carriage stopped at the door, and"
               help="Most memory, such as 512M or 2G [three quarters of what is free].")
 @click.option("--snapshot-window", type=Whole(0), metavar="N",
               help="Keep the newest N snapshots though no register names them [64].")
-@click.option("--snapshot-memory", type=Size(), metavar="SIZE", help="Most memory that snapshots alone may hold [4G].")
+@click.option("--snapshot-memory", type=Size(of="snapshots"), metavar="SIZE",
+              help="Most memory that snapshots alone may hold [4G].")
 @click.option("--context-limit", type=Whole(1), metavar="N", help="Most contexts at one time [1024].")
 @click.option("--stats", is_flag=True, help="Print counts, times and memory afterwards.")
 @click.option("--profile", is_flag=True, help="Print a table of time by opcode and by region.")
@@ -91,6 +92,8 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
             **dict.fromkeys(given(options), True)})
         bound = tuple(b.partition("=")[0].strip() for b in options["bindings"])
         program = whats.open_program(found, options["search"], bound)
+        if not program.instructions:
+            raise UsageError(f"{found.reference}: error: no instructions; a program with one at least was expected")
         from m3jit.cli.machine import read_text
         prompts += [read_text(path) for path in options["inputs"]]
     vm = _machine(program, models, limit, options)
@@ -122,6 +125,10 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
         text = _prompt(found, prompts, options)
         program = models.models.program(model, found.reference, compiled)
         return _run(_machine(program, models, limit, options), program, [text], options, text)
+    if options["context"] is not None and options["context"] > model.context:
+        from m3jit.cli.terminal import note
+        note(f"warning: context: {options['context']} tokens are asked for, {found.reference} has {model.context}, "
+             "which it gets")
     language = LanguageModel(found.reference, models.models, options["backend"], options["threads"], options=compiled)
     text = _prompt(found, prompts, options)
     ids = chat_tokens(model, text, options["system"]) if options["chat"] else np.array(model.encode(text), np.int64)

@@ -28,17 +28,19 @@ WAITING_FOR_VECTORS = 8                                # requests; each takes a 
               help="Texts that may wait; more are refused with status 429.")
 @click.option("--context", type=Whole(1), metavar="N", help="Tokens of a prompt and its text [the model's].")
 @click.option("--chat-template", metavar="FILE", help="A jinja2 template in place of the model's.")
-@click.option("--max-body", type=Size(), metavar="SIZE", default="4M", show_default=True, help="Largest request.")
+@click.option("--max-body", type=Size(of="request as large as clients send"), metavar="SIZE", default="4M",
+              show_default=True, help="Largest request.")
 @click.option("--drain", type=Finite(0, 86400), metavar="SECONDS", default=10, show_default=True,
               help="How long the end waits for texts that are being generated.")
 @click.option("--body-timeout", type=Finite(0.01, 86400), metavar="SECONDS", default=30, show_default=True,
               help="How long a client may take to send a request.")
-@click.option("--prefix-memory", type=Size(zero=True), metavar="SIZE", default="512M", show_default=True,
+@click.option("--prefix-memory", type=Size(zero=True, of="states"), metavar="SIZE", default="512M",
+              show_default=True,
               help="Memory for states of earlier texts, from which prompts that begin like them start; 0: none.")
 @click.option("--keep-responses", type=Whole(0), metavar="N", default=64, show_default=True,
               help="Responses that can be edited after they have ended; 0: none can, running or not.")
-@click.option("--keep-memory", type=Size(zero=True), metavar="SIZE", default="256M", show_default=True,
-              help="Memory that these may reach.")
+@click.option("--keep-memory", type=Size(zero=True, of="states"), metavar="SIZE", default="256M",
+              show_default=True, help="Memory that these may reach.")
 @click.option("--memory-limit", type=Size(), metavar="SIZE",
               help="Most memory; a text that wants more ends with an error [three quarters of what is free].")
 @click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")

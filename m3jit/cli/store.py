@@ -50,13 +50,24 @@ def store(folder: str, verify: bool, repair: bool, compact: bool, keep: int | No
             found.remove(remove)
         if compact:
             note(f"{found.compact(keep or 1)} bytes given back")
-        wrong = found.verify() if verify else []
+        wrong = _by_damage(found) if verify else []
         click.echo(table(("name", "version", "kept", "written", "bytes"), list(_rows(found)), "124"))
         for line in wrong:
             note(line)
-        if verify and not wrong:
+        if wrong:
+            note(f"`m3jit store {folder} --repair` keeps what is whole and drops these versions")
+        elif verify:
             note("every version is whole")
     return 1 if wrong else 0
+
+
+def _by_damage(found: Any) -> list[str]:
+    """A line for each damage of a store and each name, with the versions that it concerns."""
+    versions: dict[tuple[str, str], list[str]] = {}
+    for version, wrong in found.damaged():
+        versions.setdefault((version.name, wrong), []).append(str(version.number))
+    return [f"{name} version{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {wrong}"
+            for (name, wrong), numbers in versions.items()]
 
 
 def _rows(found: Any) -> Iterator[tuple[str, ...]]:

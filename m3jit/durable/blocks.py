@@ -127,7 +127,7 @@ class Blocks:
                 name_of(kind, data) != name:
             raise DamagedStore(self.path(place.segment), place.offset, f"block {name.hex()} does not match its "
                                "checksum", "versions that hold it cannot be restored, others can; `m3jit store DIR "
-                               "--verify` lists them")
+                               "--verify` lists them, --repair drops them")
         return data
 
     def pieces(self, ref: Ref) -> Iterator[bytes]:

@@ -303,10 +303,14 @@ class Store:
 
     def verify(self) -> list[str]:
         """Read every version completely; what is wrong, one line a version (empty: all are whole)."""
+        return [f"{v.name} version {v.number}: {wrong}" for v, wrong in self.damaged()]
+
+    def damaged(self) -> list[tuple[Version, str]]:
+        """Read every version completely; those that are not whole, and why."""
         good: set[bytes] = set()
         with self._mutex:
             found = [(v, self._wrong(v, good)) for vs in self.versions.values() for v in vs]
-        return [f"{v.name} version {v.number}: {wrong}" for v, wrong in found if wrong]
+        return [(v, wrong) for v, wrong in found if wrong]
 
     def _wrong(self, version: Version, good: set[bytes]) -> str:
         """What is wrong with a version ("": nothing).  good: blocks that were read before."""

@@ -96,15 +96,21 @@ class KnownModels:
         return self._checked[reference]
 
     def _find(self, reference: str, wanted: str) -> Any:
+        others: list[str] = []                         # why each of those that were given is not the one
         for candidate in (*self.moved, reference):
             try:
                 model = self.provider.load(candidate)
-            except UserError:
+            except UserError as error:
+                others.append(str(error))
+                if candidate == reference and len(others) > 1:
+                    raise UserError(f"{self.path}: none of the files here is the model {reference!r} that was used "
+                                    f"(its content has the hash {wanted}): {'; '.join(others)}") from None
                 if candidate == reference:
                     raise
                 continue
             if fingerprint(model) == wanted:
                 return model
+            others.append(f"{candidate} has other content (hash {fingerprint(model)})")
         here = fingerprint(self.provider.load(reference))
         raise UserError(f"{self.path}: was recorded with another model under the name {reference!r}: its "
                         f"content has the hash {wanted}, the one here {here}. Give the file that was used with --model")

@@ -96,7 +96,7 @@ class ByteSink:
         except BrokenPipeError:
             raise SinkClosed(f"{self.name} was closed by its reader; the rest of the output is lost") from None
         except (OSError, ValueError) as e:
-            raise StreamError(f"cannot write to {self.name}: {e}") from None
+            raise StreamError(f"cannot write to {self.name}: {getattr(e, 'strerror', None) or e}") from e
 
 
 class StandardSink(ByteSink):

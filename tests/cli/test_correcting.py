@@ -134,7 +134,7 @@ def test_continuing(dialogue, monkeypatch):
 
 @pytest.mark.parametrize("line, words", [
     ("/edit a => b", "/edit: nothing has been said yet"), ("/edit x", "write /edit OLD => NEW"),
-    ("/continue", "resume: nothing has been said yet"), ("/correct", "/correct: nothing has been said yet"),
+    ("/continue", "/continue: nothing has been said yet"), ("/correct", "/correct: nothing has been said yet"),
     ("/edit@x a => b", r"/edit@N OLD => NEW has a number"), ("/undo@2", r"/undo@2: /edit@N OLD"),
     ("/undo-correction", "")])
 def test_before_anything_was_said(dialogue, line, words):
