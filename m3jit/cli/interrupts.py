@@ -130,7 +130,7 @@ class Interrupts:
             yield
         finally:
             self._as_keys = False
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError):           # nothing came
                 if os.read(self.file, 64):
                     self.presses = 1
 
