@@ -6,6 +6,7 @@ imported inside it, so that `m3jit --help` and a small program start without LLV
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -113,7 +114,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, M3Error):
         text = str(error)
         return _say(text if _names_its_kind(text) else f"error: {text}", 1 if _no_output(error) else error.exit_code)
-    if isinstance(error, MemoryError) or isinstance(error, ImportError) and "failed to map segment" in str(error):
+    if _no_memory(error):
         if memory_limit is not None:
             return _say(f"error: out of memory: this needs more than --memory-limit {memory_limit / 2 ** 20:g}M; give "
                         "a larger one, or leave it out", MEMORY)
@@ -125,6 +126,12 @@ def report(error: BaseException) -> int:
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):          # click's own
         return _usage(error)
     return _say(f"{InternalError(f'{type(error).__name__}: {error}')}\n(M3_DEBUG=1 shows where)", 70)
+
+
+def _no_memory(error: BaseException) -> bool:
+    """Was there no memory for an object, a library, or what the system needs itself (to list a folder)?"""
+    return isinstance(error, MemoryError) or isinstance(error, ImportError) and "failed to map segment" in str(error) \
+        or isinstance(error, OSError) and error.errno == errno.ENOMEM
 
 
 def _no_output(error: M3Error) -> bool:

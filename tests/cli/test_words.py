@@ -1,6 +1,7 @@
 """What messages say: whose limit it was, what the number is of, what to do."""
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from m3jit.cli import report
 from m3jit.durable import Store
 from m3jit.errors import UserError
 from m3jit.timetravel.record import fingerprint
@@ -19,6 +21,18 @@ def test_the_memory_limit_that_was_asked_for_is_named():
     got = process("run", "-p", "hi", "--memory-limit", "1M")
     assert got.code == 4 and "this needs more than --memory-limit 1M; give a larger one, or leave it out" in got.err
     assert "close other programs" not in got.err
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory", "a folder"),
+    ImportError("a.so: failed to map segment from shared object")], ids=["object", "system", "library"])
+def test_whatever_finds_no_memory_says_so(monkeypatch, capsys, error):
+    monkeypatch.setattr("m3jit.cli.memory_limit", None)
+    assert report(error) == 4 and capsys.readouterr().err.startswith("error: out of memory")
+    monkeypatch.setattr("m3jit.cli.memory_limit", 3 << 19)
+    assert report(error) == 4
+    assert capsys.readouterr().err == ("error: out of memory: this needs more than --memory-limit 1.5M; give a larger "
+                                       "one, or leave it out\n")
 
 
 @pytest.mark.parametrize("command, words", [
