@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from m3jit.models.model_error import ModelFileError
-from m3jit.models.model_source import BLOCK_TYPES, FLOAT_TYPES, Source
+from m3jit.models.model_source import BLOCK_TYPES, FLOAT_TYPES, ONE_OF_THE_TYPES, Source
 
 if TYPE_CHECKING:
     from m3jit.models.program import Writer
@@ -89,7 +89,7 @@ def check_adapter(adapter: Adapter, model: Source) -> None:
                                  expected=f"names that end in {A} and {B}")
         if info.ggml_type.name not in BLOCK_TYPES | FLOAT_TYPES:
             raise ModelFileError(source.path, f"has type {info.ggml_type.name}", item=f"tensor {name!r}",
-                                 expected=f"one of {', '.join(sorted(BLOCK_TYPES | FLOAT_TYPES))}")
+                                 expected=ONE_OF_THE_TYPES)
         if name.endswith(A):
             _check_pair(source, base, model)
 

@@ -26,6 +26,7 @@ from m3jit.models.ggml_types import GGML_TYPES_BY_NUMBER, GGMLType
 from m3jit.models.gguf_strings import StringArray, index_strings
 from m3jit.models.mapped_file import map_file
 from m3jit.models.model_error import FETCH, POINTER, ModelFileError
+from m3jit.models.model_source import ONE_OF_THE_TYPES
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -244,8 +245,8 @@ class GGUFFile:
         *dims, number, offset = struct.unpack_from(f"<{rank}QIQ", self._map, pos + 4)
         kind = GGML_TYPES_BY_NUMBER.get(number)
         if kind is None:
-            raise self._fail(f"has unknown ggml type {number}", pos + 4 + 8 * rank, item, "a type ggml still supports",
-                             "Quantise the model to a current type.")
+            raise self._fail(f"has unknown ggml type {number}", pos + 4 + 8 * rank, item, ONE_OF_THE_TYPES,
+                             "Quantise the model to one of them.")
         if not all(dims):
             raise self._fail(f"has a dimension of 0 in {tuple(dims)}", pos + 4, item, "dimensions of at least 1")
         if (dims[0] if dims else 1) % kind.block:

@@ -16,6 +16,7 @@ from m3jit.models.model_error import ModelFileError
 
 BLOCK_TYPES = frozenset(d.name for d in WEIGHTS if d.is_block)
 FLOAT_TYPES = frozenset({d.name for d in WEIGHTS if not d.is_block} | {"F64"})      # F64 is rounded to F32 when read
+ONE_OF_THE_TYPES = f"one of {', '.join(sorted(BLOCK_TYPES | FLOAT_TYPES))}"        # what messages say is supported
 LAYER_PREFIX = "blk.{}."
 DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight", ".rotary_emb.inv_freq")        # what the metadata says as well
 # The least and the largest value of keys where a damaged one would cost endless time, or give an error in the middle.
@@ -104,7 +105,7 @@ def check_tensors(source: Source, expected: Shapes) -> None:
                                  expected=f"shape {list(shape)}")
         if info.ggml_type.name not in BLOCK_TYPES | FLOAT_TYPES:
             raise ModelFileError(source.path, f"has type {info.ggml_type.name}", item=f"tensor {name!r}",
-                                 expected=f"one of {', '.join(sorted(BLOCK_TYPES | FLOAT_TYPES))}")
+                                 expected=ONE_OF_THE_TYPES, remedy="Quantise the model to one of them.")
         if len(shape) == 1 and info.ggml_type.name not in FLOAT_TYPES:
             raise ModelFileError(source.path, f"has type {info.ggml_type.name}", item=f"tensor {name!r}",
                                  expected="a float type")

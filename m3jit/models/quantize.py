@@ -25,6 +25,7 @@ from m3jit.isa.types import DTYPES, Tensor
 from m3jit.models.ggml_types import GGML_TYPES
 from m3jit.models.gguf_writer import ALIGNMENT, U32, NewTensor, write_gguf
 from m3jit.models.model_error import ModelFileError
+from m3jit.models.model_source import BLOCK_TYPES, FLOAT_TYPES, ONE_OF_THE_TYPES
 
 FLOATS = ("F32", "F16", "BF16")
 TYPES = (*FLOATS, *eager_encode.TYPES)
@@ -64,12 +65,15 @@ def _fitting(wanted: str, columns: int) -> str:
 
 
 def type_of(source: Any, name: str, choice: Choice) -> str:
-    """The type a tensor gets."""
+    """The type a tensor gets.  ModelFileError: it is a matrix in a type that cannot be read."""
     info = source.tensors[name]
     kind = info.ggml_type.name
-    if len(info.shape) < 2 or not name.endswith(".weight") or KEPT.search(name) or (
-            kind not in DTYPES and kind != "F64") or DTYPES.get(kind, DTYPES["F32"]).kind not in ("float", "block"):
+    if len(info.shape) < 2 or not name.endswith(".weight") or KEPT.search(name) or \
+            DTYPES.get(kind, DTYPES["F32"]).kind not in ("float", "block"):
         return kind
+    if kind not in BLOCK_TYPES | FLOAT_TYPES:
+        raise ModelFileError(source.path, f"has type {kind}", item=f"tensor {name!r}", expected=ONE_OF_THE_TYPES,
+                             remedy="Start from a file in one of them.")
     wanted = choice.type
     last = name == "output.weight" or name == "token_embd.weight" and "output.weight" not in source.tensors
     if last and choice.output:

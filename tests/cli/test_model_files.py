@@ -1,8 +1,10 @@
 """Model files on the command line: split over several files, with weights that are not finite."""
 from __future__ import annotations
 
+import importlib.util
 import struct
 import sys
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -21,6 +23,11 @@ import make_tiny_models  # noqa: E402
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return make_tiny_models.build(tmp_path_factory.mktemp("tiny"), ("Q8_0",))["Q8_0"]
+
+
+def files(folder: Path) -> set[str]:
+    """Every file and folder below one."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
 def test_a_split_model_runs_as_the_whole_one(capfd, tmp_path, whole):
@@ -52,6 +59,7 @@ def test_what_a_file_says_of_itself(capfd, tmp_path, whole, old, new, words):
                     ["perplexity", tmp_path / "made.gguf", tmp_path / "text", "--window", "8"]):
         got = call(capfd, *command)
         assert got.code == 1 and got.out == "" and words in got.err, got
+    assert files(tmp_path) == {"made.gguf", "text"}
 
 
 @pytest.mark.parametrize("key, kind, value, words", [
@@ -65,9 +73,44 @@ def test_numbers_that_cannot_be_are_refused(capfd, tmp_path, whole, key, kind, v
     at = raw.index(name) + len(name) + 4
     new = struct.pack(kind, value)
     (tmp_path / "made.gguf").write_bytes(raw[:at] + new + raw[at + len(new):])
-    for command in (["run", "-p", "x"], ["verify"], ["compile", "-o", tmp_path / "out.m3asm"]):
+    for command in (["run", "-p", "x"], ["verify"], ["compile", "-o", tmp_path / "out.m3asm"],
+                    ["compile", "-o", tmp_path / "out.m3b"]):
         got = call(capfd, *command, tmp_path / "made.gguf")
         assert got.code == 1 and got.out == "" and f"'llama.{key}': {words}" in got.err, got
+        assert files(tmp_path) == {"made.gguf"}
+
+
+TYPES = "BF16, F16, F32, F64, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, " \
+    "TQ1_0, TQ2_0"
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("number, words", [(17, "has type IQ2_XS"), (19, "has type IQ1_S"), (41, "has type Q1_0"),
+                                           (31, "has unknown ggml type 31"), (42, "has unknown ggml type 42")])
+def test_weights_of_a_type_that_is_not_supported(capfd, tmp_path, monkeypatch, whole, number, words):
+    """Every command names the tensor and its type and lists the types there are, and leaves no file behind."""
+    raw, name = whole.read_bytes(), b"blk.1.ffn_up.weight"
+    at = raw.index(name) + len(name) + 4 + 2 * 8                            # behind the rank and two dimensions
+    assert raw[at:at + 4] == struct.pack("<I", 8)                           # Q8_0, whose blocks take more room
+    monkeypatch.setenv("M3JIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made.gguf").write_bytes(raw[:at] + struct.pack("<I", number) + raw[at + 4:])
+    (tmp_path / "text").write_text("a river " * 20)
+    (tmp_path / "template").write_text(TEMPLATE)
+    before = files(tmp_path)
+    commands = [["run", "made.gguf", "-p", "x"], ["run", "made.gguf", "-p", "x", "--stop", "y"],
+                ["run", "made.gguf", "-p", "x", "--trace", "trace.json", "--store", "versions"],
+                ["chat", "made.gguf", "--chat-template", "template"], ["compile", "made.gguf", "-o", "out.m3asm"],
+                ["compile", "made.gguf", "-o", "out.m3b"], ["embed", "made.gguf", "x", "-o", "out.npy"],
+                ["perplexity", "made.gguf", "text", "--window", "8"],
+                ["quantize", "made.gguf", "out.gguf", "Q4_0", "--requantize"]]
+    if importlib.util.find_spec("starlette") and importlib.util.find_spec("uvicorn"):        # the extra `serve`
+        commands.append(["serve", "made.gguf", "--port", "0"])
+    for command in commands:
+        got = call(capfd, *command)
+        assert got.code == 1 and got.out == "", (command, got)
+        assert f"tensor 'blk.1.ffn_up.weight': {words}; expected one of {TYPES}. " in got.err, (command, got)
+        assert files(tmp_path) == before, command
 
 
 def test_weights_that_are_not_finite_are_named(capfd, tmp_path, whole):

@@ -18,6 +18,7 @@ from m3jit.models.ggml_types import GGML_TYPES, GGML_TYPES_BY_NUMBER
 from m3jit.models.gguf_file import GGUFFile
 from m3jit.models.gguf_strings import StringArray, index_strings
 from m3jit.models.model_error import ModelFileError
+from m3jit.models.model_source import ONE_OF_THE_TYPES
 
 
 def smollm2_path() -> Path | None:
@@ -342,8 +343,10 @@ HOSTILE = {
     "rank 5": (container([], [tensor("w", (1,) * 5, 0, 0)], 4), "rank 5"),
     "huge rank": (container([], [tensor("w", (1,), 0, 0, rank=2**32 - 1)], 4), "rank 4294967295"),
     "zero dimension": (container([], [tensor("w", (4, 0), 0, 0)], 4), "dimension of 0"),
-    "unknown type": (container([], [tensor("w", (1,), 42, 0)], 4), "unknown ggml type 42"),
-    "withdrawn type": (container([], [tensor("w", (32,), 31, 0)], 4), "unknown ggml type 31"),
+    "unknown type": (container([], [tensor("w", (1,), 42, 0)], 4),
+                     f"unknown ggml type 42; expected {ONE_OF_THE_TYPES}"),
+    "withdrawn type": (container([], [tensor("w", (32,), 31, 0)], 4),
+                       f"unknown ggml type 31; expected {ONE_OF_THE_TYPES}"),
     "broken block": (container([], [tensor("w", (33, 2), 8, 0)], 99), "multiple of 32"),
     "overflowing size": (container([], [tensor("w", (2**63, 2**63, 2**63, 4), 0, 0)], 4), "beyond the end"),
     "size wrapping to 0": (container([], [tensor("w", (2**32, 2**32), 0, 0)], 4), "beyond the end"),
