@@ -108,6 +108,8 @@ class LanguageModel:
         if limit is not None and limit > self.context:
             warnings.warn(f"context: {limit} tokens are asked for, {reference} has {self.context}, which it gets",
                           stacklevel=2)
+        if chat_template is not None:
+            self._template                             # what is wrong with it is said now, not at the first message
         self._program = functools.lru_cache(maxsize=8)(self._compile)
 
     @property

@@ -112,15 +112,12 @@ def _made(log: str | None) -> Any:
 
 
 def template_text(path: str | None) -> str | None:
-    """The template in the file of --chat-template; None when the option is not given.  OSError; UserError: no UTF-8."""
+    """The template in the file of --chat-template; None when the option is not given.  OSError; UserError: it is empty,
+    or no UTF-8."""
     if path is None:
         return None
-    with open(path, "rb") as file:
-        raw = file.read()
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is not UTF-8; --chat-template takes a jinja2 text") from None
+    from m3jit.models.chat_template import TemplateFile
+    return TemplateFile.read(path)
 
 
 def typed_lines(interrupts: Interrupts, read: Callable[[str], str] = input) -> Iterator[str]:

@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from typing import Any
 
 import click
 
 from m3jit.cli.options import Finite, Size, UsageError, Whole
 from m3jit.cli.sampling import weights_options
+from m3jit.errors import UserError
 
 WAITING_FOR_VECTORS = 8                                # requests; each takes a thread of the web framework's pool
 
@@ -71,6 +73,8 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
         loaded = load_model(model, backend=backend, threads=threads, context=context,
                             chat_template=template_text(chat_template),
                             options=model_options({"kv_type": kv_type, "lora": lora}), prefix_memory=prefix_memory)
+        if chat_template is None:
+            warn_of_template(loaded)
     vectors = Vectors(model, backend, threads, min(queue, WAITING_FOR_VECTORS))
     server = Server(loaded, vectors, names or (os.path.basename(model),), host=host, port=port, batch=batch,
                     queue=queue, limits=Limits(keys, max_body, drain, body_timeout, keep_responses, keep_memory))
@@ -85,3 +89,15 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
         pass
     note("stopped")
     return 0
+
+
+def warn_of_template(model: Any) -> None:
+    """Say now that the model's own chat template cannot be read: chats will be refused, all else goes on."""
+    from m3jit.cli.terminal import note
+    from m3jit.models.model_error import ModelFileError
+    try:
+        model.template()
+    except ModelFileError as error:
+        note(f"warning: {error} Chat requests are refused; --chat-template FILE gives another template")
+    except UserError:                                  # the model has none, as those that only continue texts
+        pass

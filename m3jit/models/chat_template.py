@@ -43,13 +43,34 @@ class ChatTokenizer(Protocol):
     def control_texts(self) -> Sequence[str]: ...
 
 
+class TemplateFile(str):
+    """The text of a template that stands in a file of its own, which errors name."""
+    path: str
+
+    @classmethod
+    def read(cls, path: str) -> TemplateFile:
+        """The template in a file.  OSError; UserError: it is empty, or no UTF-8."""
+        with open(path, "rb") as file:
+            raw = file.read()
+        if not raw.strip():
+            raise UserError(f"{path}: is empty; --chat-template takes a jinja2 text")
+        try:
+            found = cls(raw.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: byte {error.start} is not UTF-8; --chat-template takes a jinja2 text") from None
+        found.path = path
+        return found
+
+
 class ChatTemplate:
     """The chat template of a model, or `source` in its place.  UserError when there is none, ModelFileError naming the
-    line when it cannot be read (an unknown tag or filter, a syntax error)."""
+    file and the line when it cannot be read (an unknown tag or filter, a syntax error)."""
 
     def __init__(self, tokenizer: ChatTokenizer, source: str | None = None) -> None:
         self.tokenizer = tokenizer
-        self.source = source if source is not None else tokenizer.chat_template
+        self.path = getattr(source, "path", tokenizer.path)        # where the template stands
+        given = source if source is not None else tokenizer.chat_template
+        self.source = given and str(given)             # no more than a text: logs of conversations hold it
         if not self.source:
             raise UserError(f"{tokenizer.path}: has no chat template (metadata key 'tokenizer.chat_template'), so it "
                             "was not made for conversations; give it a prompt as text (`m3jit run` without --chat), or "
@@ -59,11 +80,11 @@ class ChatTemplate:
             self._environment = _environment()
             self._template = self._environment.from_string(self.source)
         except TemplateSyntaxError as error:
-            raise ModelFileError(tokenizer.path, brief(error.message or str(error)).removesuffix("."),
+            raise ModelFileError(self.path, brief(error.message or str(error)).removesuffix("."),
                                  item=f"chat template, line {error.lineno}",
                                  expected="jinja2 with loop controls and generation blocks") from None
         except (SyntaxError, *_FAILURES) as error:     # nested deeper than Python compiles, a NUL
-            raise ModelFileError(tokenizer.path, f"cannot be compiled: {brief(str(error) or type(error).__name__)}",
+            raise ModelFileError(self.path, f"cannot be compiled: {brief(str(error) or type(error).__name__)}",
                                  item="chat template") from None
 
     # Filling in.
@@ -125,10 +146,10 @@ class ChatTemplate:
         try:
             return self._rendered(given)
         except _Refusal as refusal:
-            raise UserError(f"{self.tokenizer.path}: the chat template (line {_line_of(refusal)}) refuses the "
+            raise UserError(f"{self.path}: the chat template (line {_line_of(refusal)}) refuses the "
                             f"conversation: {brief(str(refusal))}") from None
         except (TemplateError, *_FAILURES) as error:
-            raise ModelFileError(self.tokenizer.path, f"fails: {brief(str(error) or type(error).__name__)}",
+            raise ModelFileError(self.path, f"fails: {brief(str(error) or type(error).__name__)}",
                                  item=f"chat template, line {_line_of(error)}") from None
 
     def _rendered(self, given: dict[str, Any]) -> str:

@@ -213,3 +213,41 @@ def test_a_server_wants_a_template_that_is_text_too(capfd):
     pytest.importorskip("starlette")
     got = call(capfd, "serve", "default", "--port", "0", "--chat-template", DEFAULT_MODEL)
     assert got.code == 1 and "is not UTF-8; --chat-template takes a jinja2 text" in got.err
+
+
+BROKEN = [("a\n{% magic %}", "line 2: Encountered unknown tag 'magic'"),
+          ("\n\n{{ x | rot13 }}", "line 3: No filter named 'rot13'"),
+          ("{{ 'a' is magic }}", "line 1: No test named 'magic'"), ("a\n{% if x %}", "line 2: Unexpected end")]
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+@pytest.mark.parametrize("text, words", BROKEN)
+def test_a_template_that_cannot_be_read_ends_the_command_at_its_start(capfd, tmp_path, monkeypatch, command, text,
+                                                                      words):
+    """With its file and line; nothing is served, listened on or written."""
+    if command == "serve":
+        pytest.importorskip("starlette", reason="the extra `serve` is not installed")
+        pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+        from m3jit.serve.server import Server
+        monkeypatch.setattr(Server, "run", lambda self: pytest.fail("it serves"))
+    path = source(tmp_path, text, "broken.jinja")
+    more = ("--port", "0") if command == "serve" else ("--session", tmp_path / "talk", "--record", tmp_path / "log")
+    got = call(capfd, command, "default", "--chat-template", path, *more)
+    assert got.code == 1 and got.out == "" and f"error: {path}: chat template, {words}" in got.err
+    assert "expected jinja2 with loop controls and generation blocks" in got.err and "serving" not in got.err
+    assert not (tmp_path / "talk").exists()
+
+
+def test_an_empty_template(capfd, tmp_path):
+    got = call(capfd, "chat", "default", "--chat-template", source(tmp_path, "\n", "empty.jinja"))
+    assert got.code == 1 and "empty.jinja: is empty; --chat-template takes a jinja2 text" in got.err
+
+
+def test_a_template_that_fails_at_a_message_names_its_file_and_line(template, tmp_path):
+    """The message is not taken, the lines behind it are."""
+    fails = "{% if messages[-1].content == 'boom' %}\n{{ nobody() }}{% endif %}"
+    path = source(tmp_path, fails + TEMPLATE, "some.jinja")
+    got, plain = chat(path, "Hello there\nboom\nAnd so?\n"), chat(template, "Hello there\nAnd so?\n")
+    said = f"error: line 2: {path}: chat template, line 2: fails: 'nobody' is undefined.\n"
+    assert got.code == 1 and got.err == said
+    assert plain.code == 0 and got.out == plain.out

@@ -80,3 +80,20 @@ def test_an_open_address_without_a_key_is_warned_of(capfd, monkeypatch):
         code, _, said = call(capfd, "serve", "--host", "0.0.0.0", "--port", "0", *options)
         assert code == 0 and (warning in said) is expected and "serving" in said
     assert "warning" not in call(capfd, "serve", "--port", "0").err
+
+
+def test_a_models_own_template_that_cannot_be_read_is_warned_of(capfd, monkeypatch):
+    """The server starts, as all but chats can be asked for."""
+    from m3jit.models.tokenizer import Tokenizer
+    from m3jit.serve.server import Server
+    monkeypatch.setattr(Server, "run", lambda self: (self.engine.close(), self.socket.close()))
+    made = Tokenizer.__init__
+
+    def broken(self, *given, **more):
+        made(self, *given, **more)
+        self.chat_template = "a\n{% magic %}"
+    monkeypatch.setattr(Tokenizer, "__init__", broken)
+    code, _, said = call(capfd, "serve", "--port", "0")
+    assert code == 0 and "serving" in said
+    assert re.search(r"warning: .*: chat template, line 2: Encountered unknown tag 'magic'", said)
+    assert "Chat requests are refused; --chat-template FILE gives another template" in said

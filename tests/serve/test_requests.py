@@ -13,7 +13,7 @@ import m3jit
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from tests.serve.client import CHAT, PLAIN, chat_body, events, running, wait_for  # noqa: E402
+from tests.serve.client import CHAT, PLAIN, TEMPLATE, Gate, chat_body, events, running, wait_for  # noqa: E402
 
 
 # -- wrong requests ---------------------------------------------------------------------------------------------------
@@ -89,6 +89,41 @@ def test_without_a_template(model):
     with running(load_model("default", threads=1)) as server:
         status, found = server.post(CHAT, chat_body())
         assert status == 400 and "has no chat template" in found["error"]["message"]
+
+
+def test_a_template_that_fails_at_a_request_is_that_requests_error(tmp_path):
+    """400 with the line, to it alone: a text in the middle, and chats that the template takes, are unharmed."""
+    from m3jit.api.generation import load_model
+    from m3jit.models.chat_template import TemplateFile
+    path = tmp_path / "some.jinja"
+    path.write_text("{% if messages[0].content == 'boom' %}\n{{ nobody() }}{% endif %}" + TEMPLATE)
+    model = load_model("default", threads=1, chat_template=TemplateFile.read(str(path)))
+    with running(model) as server:
+        said = server.post(CHAT, chat_body())[1]["choices"][0]["message"]
+        alone, gate = server.text(seed=5), Gate(server.engine)
+        with ThreadPoolExecutor(1) as pool:
+            text = pool.submit(server.text, seed=5)
+            assert wait_for(lambda: server.engine.active == 1)
+            gate.rounds(5)
+            assert wait_for(lambda: not gate.permits._value), "it is in the middle"
+            for stream in (False, True):
+                status, found = server.post(CHAT, chat_body("boom", stream=stream))
+                assert status == 400 and found["error"]["param"] == "messages"
+                assert found["error"]["message"] == f"{path}: chat template, line 2: fails: 'nobody' is undefined."
+            assert server.engine.active == 1
+            gate.release()
+            assert text.result() == alone
+        assert server.post(CHAT, chat_body())[1]["choices"][0]["message"] == said and wait_for(server.nothing_left)
+
+
+def test_a_models_own_template_that_cannot_be_read(model):
+    from m3jit.api.generation import load_model
+    broken = load_model("default", threads=1)
+    broken.model.tokenizer.chat_template = "a\n{% magic %}"
+    with running(broken) as server, running(model) as other:
+        status, found = server.post(CHAT, chat_body())
+        assert status == 400 and "chat template, line 2: Encountered unknown tag 'magic'" in found["error"]["message"]
+        assert server.text(seed=5) == other.text(seed=5) and wait_for(server.nothing_left)
 
 
 def test_without_the_grammar_library(server, monkeypatch):
