@@ -1,10 +1,11 @@
-"""Every error m3jit raises on purpose.  This module imports nothing.
+"""Every error m3jit raises on purpose.  This module imports nothing of it.
 
 `UserError`: the program, file, option or input is at fault; the message is one clear sentence or a list of them, and no
 traceback helps.  `InternalError`: m3jit is at fault; the message asks for a report.
 """
 from __future__ import annotations
 
+import errno
 
 LONGEST_WORD, LONGEST_TEXT = 100, 1000                 # characters of what a message quotes
 
@@ -53,6 +54,10 @@ class OperandError(UserError):
     def __init__(self, message: str, register: str | None = None):
         super().__init__(message)
         self.message, self.register = message, register
+
+
+class NoRoom(OperandError):
+    """An instruction wants more memory than the machine's own limits give it; the message names the limit."""
 
 
 class Trap(UserError):
@@ -109,3 +114,27 @@ class BeyondReach(StreamError):
 class UnsupportedError(UserError):
     """A backend or this machine cannot do what was asked; the message names what would."""
     exit_code = 6
+
+
+# What the dynamic linker says of a library that it finds no room for.
+_NOT_LOADED = ("failed to map segment", "cannot map zero-fill pages", "Cannot allocate memory")
+
+
+def no_thread(error: BaseException) -> bool:
+    """Did the system not start a thread?  It does not say whether that was for its stack or for their number."""
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+
+
+def no_memory(error: BaseException | None) -> BaseException | None:
+    """What says that there was no memory for an object, a library, a thread, or what the system needs itself (to list a
+    folder): the error, or what it comes of (was raised from, or while that was handled and not in its place).  None:
+    it has nothing to do with memory."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, MemoryError) or no_thread(error) or \
+                isinstance(error, OSError) and error.errno == errno.ENOMEM or \
+                isinstance(error, (ImportError, OSError)) and any(said in str(error) for said in _NOT_LOADED):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None

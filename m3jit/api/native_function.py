@@ -24,7 +24,7 @@ import numpy as np
 
 from m3jit.api import arguments
 from m3jit.api.native_entry import LEFT, NO_MEMORY, UNFIT, Entry, has_length
-from m3jit.errors import UnsupportedError, UserError
+from m3jit.errors import UnsupportedError, UserError, no_memory
 from m3jit.ir.tensor import F64T, I64T, Dim, DimExpr, Sym, TensorType, Type
 from m3jit.isa.types import BF16, DTYPES, F16
 from m3jit.vm.native import name_of, type_of_value
@@ -183,7 +183,9 @@ def numba_function(native: NativeFunction) -> Callable[..., Any]:
     when the program leaves it (NativeFunction)."""
     try:
         import numba
-    except ImportError:
+    except ImportError as error:
+        if no_memory(error):
+            raise
         raise UnsupportedError("numba is not installed; pip install 'm3jit[numba]'") from None
     source, env = _wrapper(native)
     exec(compile(source, "<m3jit numba call>", "exec"), env)

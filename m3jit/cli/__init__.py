@@ -6,7 +6,6 @@ imported inside it, so that `m3jit --help` and a small program start without LLV
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -15,11 +14,12 @@ import warnings
 from typing import Any, Iterator, Sequence
 
 from m3jit.cli.interrupts import raised_again
-from m3jit.errors import InternalError, M3Error, SinkClosed, StreamError, Trap, brief, printable
+from m3jit.errors import (InternalError, M3Error, NoRoom, SinkClosed, StreamError, Trap, brief, no_memory, no_thread,
+                          printable)
 
 LONGEST_NAME = 4096                                    # characters of a path in a message
 USAGE, INTERRUPTED, CLOSED_PIPE, TERMINATED, MEMORY = 2, 130, 141, 143, 4
-memory_limit: int | None = None                        # bytes: the --memory-limit of the command that runs
+memory_limit: int | None = None                        # bytes: the --memory-limit that holds for the command
 
 
 def debug() -> bool:
@@ -109,17 +109,13 @@ def report(error: BaseException) -> int:
         return CLOSED_PIPE
     if isinstance(error, KeyboardInterrupt):
         return _say("interrupted", INTERRUPTED)
+    missing = no_memory(error)
+    if missing is not None:
+        return _say(_without_memory(error, missing), MEMORY)
     if isinstance(error, InternalError):
         return _say(f"{error}\n(M3_DEBUG=1 shows where)", error.exit_code)
     if isinstance(error, M3Error):
-        text = str(error)
-        return _say(text if _names_its_kind(text) else f"error: {text}", 1 if _no_output(error) else error.exit_code)
-    if _no_memory(error):
-        if memory_limit is not None:
-            return _say(f"error: out of memory: this needs more than --memory-limit {memory_limit / 2 ** 20:g}M; give "
-                        "a larger one, or leave it out", MEMORY)
-        return _say(f"error: out of memory{f': {error}' if str(error) else ''}; close other programs, or work on less "
-                    "at once", MEMORY)
+        return _say(_worded(error), _code(error))
     if isinstance(error, OSError):
         where = f"{_named(error.filename)}: " if error.filename is not None else ""
         return _say(f"error: {where}{error.strerror or error}", 1)
@@ -128,10 +124,38 @@ def report(error: BaseException) -> int:
     return _say(f"{InternalError(f'{type(error).__name__}: {error}')}\n(M3_DEBUG=1 shows where)", 70)
 
 
-def _no_memory(error: BaseException) -> bool:
-    """Was there no memory for an object, a library, or what the system needs itself (to list a folder)?"""
-    return isinstance(error, MemoryError) or isinstance(error, ImportError) and "failed to map segment" in str(error) \
-        or isinstance(error, OSError) and error.errno == errno.ENOMEM
+def _without_memory(error: BaseException, missing: BaseException) -> str:
+    """What is said of an error that comes of `missing` memory: where, of what, whose limit it was, and what to do."""
+    if memory_limit is not None:
+        advice = f"this needs more than --memory-limit {size_text(memory_limit)}; give a larger one, or leave it out"
+    else:
+        advice = "close other programs, or work on less at once"
+    if isinstance(error, M3Error) and not isinstance(error, InternalError):       # its message says where and of what
+        return f"{_worded(error)}; {advice}"
+    what = "out of memory, or of threads" if no_thread(missing) else "out of memory"
+    if memory_limit is not None:
+        return f"error: {what}: {advice}"
+    return f"error: {what}{f': {missing}' if str(missing) else ''}; {advice}"
+
+
+def _code(error: M3Error) -> int:
+    """The exit code of one that does not come of missing memory."""
+    return MEMORY if isinstance(error.__cause__, NoRoom) else 1 if _no_output(error) else error.exit_code
+
+
+def _worded(error: M3Error) -> str:
+    """Its message, with a word in front that says what it is."""
+    text = str(error)
+    return text if _names_its_kind(text) else f"error: {text}"
+
+
+def size_text(size: int) -> str:
+    """Bytes as --memory-limit takes them: in the largest unit that has them with two decimals at most (1.5G, 1025M),
+    else in mebibytes, rounded up."""
+    units = (1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M")
+    unit, name = next((u for u in units if size >= u[0] and size * 100 % u[0] == 0), units[-1])
+    whole, hundredths = divmod(-(-size * 100 // unit), 100)
+    return f"{whole}.{hundredths:02}".rstrip("0").rstrip(".") + name
 
 
 def _no_output(error: M3Error) -> bool:

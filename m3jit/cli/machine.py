@@ -134,7 +134,7 @@ def available_memory() -> int:
 def limit_memory(limit: int | None) -> None:
     """Make allocations beyond `limit` (default: three quarters of the memory that is free now) fail as out of memory,
     instead of letting the system end some process.  Mapped model files do not count."""
-    cli.memory_limit = limit
+    cli.memory_limit = None
     try:
         import resource
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -143,6 +143,8 @@ def limit_memory(limit: int | None) -> None:
             if bound != resource.RLIM_INFINITY:
                 wanted = min(wanted, bound)
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+        if wanted == limit:                            # else a lower one of the system is what holds
+            cli.memory_limit = limit
     except (ImportError, ValueError, OverflowError, OSError) as error:
         if limit is not None:
             note(f"warning: --memory-limit: this system does not limit memory ({error})")

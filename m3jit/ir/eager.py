@@ -11,7 +11,7 @@ import math
 import os
 from typing import Sequence
 
-from m3jit.errors import OperandError
+from m3jit.errors import NoRoom, OperandError
 from m3jit.ir.eager_attention import Attention
 from m3jit.ir.eager_conv import Conv
 from m3jit.ir.eager_elementwise import Elementwise
@@ -39,12 +39,12 @@ class EagerXp(ScalarOps, Elementwise, Layout, Reduce, Matrix, Routed, Attention,
     limit_bytes = physical_memory() // 2
 
     def room(self, shape: Sequence[int], dtype: DType) -> None:
-        """OperandError unless a tensor of this shape may be made; asked by primitives whose result can be much larger
+        """NoRoom unless a tensor of this shape may be made; asked by primitives whose result can be much larger
         than their operands."""
         wanted = math.prod(shape) * dtype.numpy.itemsize
         if wanted > self.limit_bytes or math.prod(d for d in shape if d) * 8 >= 2 ** 62:
-            raise OperandError(f"out of memory: a {dtype.name} tensor {list(shape)} takes {wanted} bytes; the limit is "
-                               f"{self.limit_bytes} bytes")
+            raise NoRoom(f"out of memory: a {dtype.name} tensor {list(shape)} takes {wanted} bytes; the limit is "
+                         f"{self.limit_bytes} bytes")
 
     def error(self, message: str) -> OperandError:
         """What a body raises when its operands do not fit: `raise xp.error(...)`."""

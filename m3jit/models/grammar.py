@@ -15,7 +15,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from m3jit.errors import OperandError, UnsupportedError, UserError, brief
+from m3jit.errors import OperandError, UnsupportedError, UserError, brief, no_memory
 from m3jit.isa.extension_rows import ROWS, add_row, make_row
 from m3jit.vm.extensions import REGISTRY, Extension, Registry
 
@@ -197,7 +197,9 @@ def library() -> Any:
     """The module llguidance.  UnsupportedError says how to install it."""
     try:
         import llguidance
-    except ImportError:
+    except ImportError as error:
+        if no_memory(error):
+            raise
         raise UnsupportedError(_MISSING) from None
     return llguidance
 

@@ -7,7 +7,7 @@ import threading
 from typing import Any, Callable, Sequence
 
 from m3jit.api.generation import LanguageModel
-from m3jit.errors import UnsupportedError, UserError
+from m3jit.errors import UnsupportedError, UserError, no_memory
 from m3jit.serve.embeddings import Vectors
 from m3jit.serve.engine import Engine
 from m3jit.serve.kept import Kept
@@ -23,6 +23,8 @@ def needs_libraries() -> None:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
+        if no_memory(error):
+            raise
         raise UnsupportedError(f"m3jit serve needs {error.name}: pip install 'm3jit[serve]'") from None
 
 

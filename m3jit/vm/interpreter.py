@@ -13,13 +13,14 @@ region that left elsewhere, an instruction at a region's entry that was interpre
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Iterable, NamedTuple, Protocol
+from typing import Any, Callable, Iterable, Protocol
 
-from m3jit.errors import (Deadlock, Divergence, InternalError, Interrupted, LimitError, M3Error, OperandError,
-                          SinkClosed, Trap, UnsupportedError, UserError)
+from m3jit.errors import (Deadlock, Divergence, InternalError, Interrupted, LimitError, M3Error, NoRoom,
+                          OperandError, SinkClosed, Trap, UnsupportedError, UserError, no_memory)
 from m3jit.ir.eager_scalar import PREDICATES
 from m3jit.isa.fields import Reg
 from m3jit.vm import binding
+from m3jit.vm.broken_off import broken_off
 from m3jit.vm.commit import attribute, commit, commit_columns
 from m3jit.vm.context import WAITING, Context
 from m3jit.vm.image import Image, show
@@ -31,7 +32,6 @@ SLOW = -1
 _SET = (setattr,) * 3
 PARKED_HERE = -1                   # what `Regions.enter` gives for a context that is to wait at the region
 ENDS_THE_RUN = (SinkClosed, LimitError, Interrupted, Deadlock, Divergence, UnsupportedError)   # no instruction's fault
-OUTSIDE = frozenset({"output", "files"})                 # what an instruction that writes outside of the machine writes
 Handler = binding.Handler
 
 
@@ -42,30 +42,6 @@ class Regions(Protocol):
     def enter(self, ctx: Context, pc: int) -> int | None:
         """Run compiled code from pc: write registers and state back, add to ctx.retired, give the pc to go on at.
         None: nothing was done.  ctx.budget holds the instructions left."""
-
-
-class BrokenOff(NamedTuple):
-    """Where a context stands that Ctrl-C (KeyboardInterrupt) stopped.  pc, line: of the instruction that it came in
-    (the first one of compiled code); done: whether that has taken effect, all of it; goes_on, next_line: of the
-    instruction that is next; retired: instructions that it has completed; outside: it is one that writes outside of the
-    machine (STREAM, CHECKPOINT_SAVE, PERSIST), and what it wrote before it was stopped stays."""
-    context: int
-    pc: int
-    line: tuple[str, int] | None
-    done: bool
-    goes_on: int
-    next_line: tuple[str, int] | None
-    retired: int
-    outside: bool = False
-
-    def __str__(self) -> str:
-        effect = "has taken effect" if self.done else "has not taken effect" if not self.outside else \
-            "has not taken effect, but may have written outside of the machine, and will again"
-
-        def at(pc: int, line: tuple[str, int] | None) -> str:
-            return f"pc 0x{pc:04x}" + (f" ({line[0]}:{line[1]})" if line else "")
-        return (f"context {self.context} was stopped in the instruction at {at(self.pc, self.line)}, which {effect}; "
-                f"it goes on at {at(self.goes_on, self.next_line)}, {self.retired} instructions are done")
 
 
 class Interpreter:
@@ -431,14 +407,13 @@ class Interpreter:
             ctx.trap = error
             return
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            self.machine.vm.broken_off = found = self.broken_off(ctx, index, done)
+            self.machine.vm.broken_off = found = broken_off(self.image, ctx, index, done)
             error.add_note(str(found))
             raise error
         if isinstance(error, OperandError):
             ctx.trap = self.trap(ctx, index, error.message, error.register)
-            return
-        if isinstance(error, MemoryError):
-            ctx.trap = self.trap(ctx, index, f"out of memory: {error}" if str(error) else "out of memory")
+            if isinstance(error, NoRoom):
+                ctx.trap.__cause__ = error.with_traceback(None)
             return
         if isinstance(error, UserError) and not isinstance(error, ENDS_THE_RUN):
             ctx.trap = self.trap(ctx, index, str(error))
@@ -446,17 +421,13 @@ class Interpreter:
             return
         if isinstance(error, M3Error):
             raise error
+        missing = no_memory(error)
+        if missing is not None:
+            ctx.trap = self.trap(ctx, index, f"out of memory: {missing}" if str(missing) else "out of memory")
+            ctx.trap.__cause__ = MemoryError(str(missing))       # the frames of the others hold what took the memory
+            return
         where = self.trap(ctx, index, f"{type(error).__name__}: {error}")
         raise InternalError(str(where)) from error
-
-    def broken_off(self, ctx: Context, index: int, done: bool) -> BrokenOff:
-        """A context that was stopped in instruction `index`."""
-        def at(i: int) -> tuple[int, Any]:
-            pc = self.image.pcs[i] if i < len(self.image.pcs) else len(self.image.text)
-            return pc, self.image.line(pc) if i < len(self.image.pcs) else None
-        ins = self.image.instructions[index] if index < len(self.image.pcs) else None
-        outside = ins is not None and (not OUTSIDE.isdisjoint(ins.op.writes) or bool(ins.args.get("persist")))
-        return BrokenOff(ctx.id, *at(index), done, *at(ctx.index), ctx.retired, outside)
 
     def trap(self, ctx: Context, index: int, message: str, register: str | None = None,
              code: int | None = None) -> Trap:

@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from m3jit.errors import M3Error, OperandError, StreamError, brief
+from m3jit.errors import M3Error, OperandError, StreamError, brief, no_memory
 from m3jit.isa.types import BF16, F32, FLOATS, I16, I64, INTS, U8, Tensor
 from m3jit.vm.audio_ring import AudioRing
 from m3jit.vm.commit import Store, attribute
@@ -241,9 +241,11 @@ def _outside(kind: str, whose: Any, action: Callable[..., Any], *arguments: Any)
     """Call the host's code, of a sink or source; what it raises is a StreamError, not an error of m3jit."""
     try:
         return action(*arguments)
-    except (M3Error, Blocked, MemoryError):
+    except (M3Error, Blocked):
         raise
     except Exception as e:
+        if no_memory(e):
+            raise
         raise StreamError(f"{kind} {whose.name} raised {type(e).__name__}: {e}") from e
 
 

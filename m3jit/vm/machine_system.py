@@ -4,7 +4,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from m3jit.errors import M3Error, OperandError
+from m3jit.errors import M3Error, OperandError, no_memory
 from m3jit.isa.capabilities import SUPPORTED, Capability
 from m3jit.isa.fields import ABSENT
 from m3jit.isa.table import OPS
@@ -71,9 +71,11 @@ class SystemView:
             if extension.state:
                 result, new = result
                 self.stores.append(item(*self.ctx.states.place(state_handle.id), ExtensionState(new)))
-        except (M3Error, MemoryError):
+        except M3Error:
             raise
         except Exception as e:
+            if no_memory(e):
+                raise
             raise OperandError(f"extension {extension.name} failed: {type(e).__name__}: {e}") from e
         return result if isinstance(result, tuple) else () if result is None else (result,)
 

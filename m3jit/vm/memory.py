@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable
 
 import numpy as np
 
-from m3jit.errors import OperandError
+from m3jit.errors import NoRoom, OperandError
 from m3jit.isa.types import DType, Tensor
 from m3jit.vm.commit import Store, attribute, commit, item
 from m3jit.vm.persistent import PersistentMap
@@ -270,12 +270,11 @@ class ContextMemory:
         held = sum(p.count for p in self.pages.values()) + self.machine.shared.count
         more, limit = pages.missing(offset, size), self.machine.limit
         if (held + more) * PAGE > limit:
-            raise OperandError(f"out of memory: {size} more bytes in region {NAMES[region]} pass the limit of "
-                               f"{limit} bytes")
+            raise NoRoom(f"out of memory: {size} more bytes in region {NAMES[region]} pass the limit of {limit} bytes")
         if not self.machine.has_room(more, size // PAGE + 2):
-            raise OperandError(f"out of memory: with {size} more bytes in region {NAMES[region]} the contexts of this "
-                               f"machine pass their common limit of {limit} bytes (memory_limit); end one with "
-                               f"KILL_CONTEXT, or raise it")
+            raise NoRoom(f"out of memory: with {size} more bytes in region {NAMES[region]} the contexts of this "
+                         f"machine pass their common limit of {limit} bytes (memory_limit); end one with KILL_CONTEXT, or"
+                         " raise it")
         return pages
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Iterable, Iterator, Protocol
 
 import numpy as np
 
-from m3jit.errors import BeyondReach, M3Error, StreamError
+from m3jit.errors import BeyondReach, M3Error, StreamError, no_memory
 from m3jit.frontend.npy import read_npy
 from m3jit.vm.streams import Ring
 from m3jit.vm.waiting import Blocked, Signal, Wait
@@ -193,9 +193,11 @@ def open_file_source(path: Path) -> Source:
         if suffix == ".npy":
             return ArraySource(str(path), read_npy(path))
         return BytesSource(str(path), path.read_bytes())
-    except (M3Error, MemoryError):
+    except M3Error:
         raise
     except OSError as e:
-        raise StreamError(f"cannot read {path}: {e.strerror or e}") from None
+        raise StreamError(f"cannot read {path}: {e.strerror or e}") from e
     except Exception as e:                             # a damaged file: the readers raise many kinds
+        if no_memory(e):
+            raise
         raise StreamError(f"cannot read {path}: {e}") from None

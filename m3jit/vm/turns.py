@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from m3jit.errors import Deadlock, Interrupted, LimitError, Trap
+from m3jit.vm.broken_off import BrokenOff
 from m3jit.vm.commit import attribute, commit
 from m3jit.vm.context import DONE, KILLED, PARKED, READY, TRAPPED, WAITING, Context
 from m3jit.vm.entering import Entered, Timed, without
-from m3jit.vm.interpreter import BrokenOff
 from m3jit.vm.scheduler import UNLIMITED, describe_waits
 from m3jit.vm.stopping import STOPPED, TIMED_OUT
 from m3jit.vm.waiting import patience

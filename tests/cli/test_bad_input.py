@@ -179,9 +179,10 @@ def test_deadlock(capfd, tmp_path):
 @pytest.mark.parametrize("backend", ["interpreter", "cpu"])
 def test_too_much_memory(tmp_path, backend):
     huge = source(tmp_path, "TENSOR r1, SHAPE=[200000, 200000]\nADD r1, r1, r1\nSTREAM r1\nHALT\n")
-    one_message(process("run", huge, "--backend", backend), 3, "out of memory")
+    one_message(process("run", huge, "--backend", backend), 4, "out of memory", "the limit is")
     grow = source(tmp_path, "TENSOR r1, SHAPE=[1000000] FILL=1\nmore:\nCONCAT r1, r1, r1\nJUMP more\n")
-    one_message(process("run", grow, "--memory-limit", "800M", "--backend", backend), 3, "out of memory")
+    one_message(process("run", grow, "--memory-limit", "800M", "--backend", backend), 4, "out of memory",
+                "this needs more than --memory-limit 800M")
     one_message(process("run", grow, "--memory-limit", "lots"), 2, "a size such as 512M")
 
 

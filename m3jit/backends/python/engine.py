@@ -14,7 +14,7 @@ import numpy as np
 from m3jit.backends.python import runtime_plain
 from m3jit.backends.python.control_word import default_rounding
 from m3jit.backends.python.render import identifier, render_python
-from m3jit.errors import UnsupportedError
+from m3jit.errors import UnsupportedError, no_memory
 from m3jit.ir.loop import Kernel
 from m3jit.ir.plan import (ABANDONED, Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, Poll, Retire,
                            Scalar, StoreFrame)
@@ -80,6 +80,8 @@ def needs_numba(who: str) -> None:
     try:
         import numba  # noqa: F401
     except ImportError as error:
+        if no_memory(error):
+            raise
         why = "is not installed" if error.name == "numba" else f"cannot be loaded ({error})"
         raise UnsupportedError(f"{who} needs numba, which {why}: pip install 'm3jit[numba]', or use the backend cpu, "
                                "which needs nothing more") from None
