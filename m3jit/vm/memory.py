@@ -273,8 +273,8 @@ class ContextMemory:
             raise NoRoom(f"out of memory: {size} more bytes in region {NAMES[region]} pass the limit of {limit} bytes")
         if not self.machine.has_room(more, size // PAGE + 2):
             raise NoRoom(f"out of memory: with {size} more bytes in region {NAMES[region]} the contexts of this "
-                         f"machine pass their common limit of {limit} bytes (memory_limit); end one with KILL_CONTEXT, or"
-                         " raise it")
+                         f"machine pass their common limit of {limit} bytes (memory_limit); end one with "
+                         "KILL_CONTEXT, or raise it")
         return pages
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
