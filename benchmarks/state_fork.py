@@ -126,6 +126,7 @@ take:
 back:
     ABORT rKept
 on:
+    COMPARE rMade, MAX_TOKENS
 """
 
 

@@ -18,7 +18,7 @@ from m3jit.ir.lower import lower
 from m3jit.ir.passes import PassLog, run_passes
 from m3jit.ir.passes.fuse import Group
 from m3jit.ir.region import Region
-from m3jit.ir.tensor import Function, Leave, Node, Retired, Sym, TensorType, eval_dim
+from m3jit.ir.tensor import Check, Function, Leave, Node, Retired, Sym, TensorType, eval_dim
 from m3jit.isa.types import Tensor
 from m3jit.vm.ahead import companions, run_with
 from m3jit.vm.commit import commit_columns
@@ -91,6 +91,13 @@ def touched_bytes(f: Function, syms: dict[Sym, int]) -> int:
 def instructions(f: Function) -> int:
     """Instructions on all ways through the function."""
     return sum(s.count for b in f.blocks for s in b.body if isinstance(s, Retired))
+
+
+def only_branches(f: Function) -> bool:
+    """Whether nothing is done but to find out where to go on: no register is written, whatever the way."""
+    leaves = [b.end for b in f.blocks if isinstance(b.end, Leave)]
+    leaves += [s.leave for b in f.blocks for s in b.body if isinstance(s, Check)]
+    return not any(leave.env for leave in leaves)
 
 
 class Jit:
@@ -267,8 +274,8 @@ class Jit:
         point.looked = True
         point.weight = touched_bytes(f, syms)
         loop = any(b.poll and comes_again(b) for b in f.blocks)
-        if not self.eager and not loop and not point.weight and point.visits >= HOT_VISITS and \
-                instructions(f) < WORTH_ENTERING:
+        if not loop and (only_branches(f) or not self.eager and not point.weight and point.visits >= HOT_VISITS and
+                         instructions(f) < WORTH_ENTERING):
             self._give_up(point)
             return None
         if not (self.eager or point.weight >= ENOUGH_BYTES or point.visits >= HOT_VISITS or

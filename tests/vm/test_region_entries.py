@@ -77,6 +77,28 @@ def test_the_next_region_begins_where_one_is_full(monkeypatch):
     assert result(vm) == result(machine(code, "interpreter").run())
 
 
+def test_branches_alone_are_no_region():
+    """Where no register is written on any way, entering would cost more than it does."""
+    code = m3jit.assemble("""
+        LOADI rN, 3
+    again:
+        IF_INTERRUPT end
+        SUB rN, rN, 1
+        COMPARE rN, 0
+        STREAM rN, OUTPUT RAW
+        IF_GREATER again
+        JUMP end
+    end:
+        HALT
+    """)
+    vm, out = m3jit.VM(code, backend="cpu", threads=1), []
+    vm.set_sink("OUTPUT", out.append)
+    vm.run()
+    assert [int.from_bytes(b, "little") for b in out] == [2, 1, 0]
+    assert vm.regions.retired == 1 + 3 * 2             # LOADI, SUB and COMPARE
+    assert vm.retired == vm.regions.retired + 3 * 3 + 2
+
+
 def test_a_loop_around_it():
     code = m3jit.assemble(f"LOADI rI, 0\nMOV rIn, rX\nloop:\nMOV rX, rIn\n{STRAIGHT.replace('HALT', '')}"
                           "ADD rI, rI, 1\nCOMPARE rI, 20\nIF_LESS loop\nHALT")
