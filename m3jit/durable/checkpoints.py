@@ -160,7 +160,7 @@ class Checkpoints:
         if RUN in store.names():
             back = store.restore(vm, RUN, accept=self._accept)
             end, noted = back.notes
-            self.given = noted if self.given is None else self.given
+            self.given = noted if self.given is None else given.kept(noted, self.given)
         if end < store.length(RUN):
             store.append(RUN, end, b"")
         self._end, self._pending, self._held = end, [], 0
