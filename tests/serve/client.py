@@ -11,6 +11,8 @@ import weakref
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
+import pytest
+
 from m3jit.api.generation import LanguageModel, load_model
 from m3jit.serve.app import Limits
 from m3jit.serve.embeddings import Vectors
@@ -21,12 +23,21 @@ TEMPLATE = "{% for t in tools or [] %}tool {{ t.function.name }}\n{% endfor %}" 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
 PROMPT = "She had been a friend and companion such as few possessed: intelligent, well-informed, useful, gentle"
+SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Emma", "Anne"]}}, "required": ["name"],
+          "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("find", "visit")]
 SAMPLED = {"seed": 7, "temperature": 1.0, "repeat_penalty": 1.2}
 
 
 def language_model() -> LanguageModel:
     """The embedded model with a chat template."""
     return load_model("default", threads=1, chat_template=TEMPLATE)
+
+
+def openai_client(server: "Running", key: str = "any") -> Any:
+    """OpenAI's client of a server, which asks for everything once."""
+    openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
+    return openai.OpenAI(base_url=server.server.url + "/v1", api_key=key, max_retries=0, timeout=180)
 
 
 def chat_body(text: str = "Hello", **more: Any) -> dict[str, Any]:

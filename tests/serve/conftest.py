@@ -20,5 +20,5 @@ def server(model):
 
 @pytest.fixture(scope="module")
 def client(server):
-    openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
-    return openai.OpenAI(base_url=server.server.url + "/v1", api_key="any", max_retries=0)
+    from tests.serve.client import openai_client
+    return openai_client(server)

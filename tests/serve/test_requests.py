@@ -13,7 +13,8 @@ import m3jit
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from tests.serve.client import CHAT, PLAIN, TEMPLATE, Gate, chat_body, events, running, wait_for  # noqa: E402
+from tests.serve.client import (CHAT, PLAIN, SCHEMA, TEMPLATE, TOOLS, Gate, chat_body, events, running,  # noqa: E402
+                                wait_for)
 
 
 # -- wrong requests ---------------------------------------------------------------------------------------------------
@@ -140,11 +141,6 @@ def test_a_body_that_is_too_large(model):
 
 
 # -- what a model is made to write ------------------------------------------------------------------------------------
-
-SCHEMA = {"type": "object", "properties": {"name": {"enum": ["Emma", "Anne"]}}, "required": ["name"],
-          "additionalProperties": False}
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("find", "visit")]
-
 
 def test_response_formats(server):
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
