@@ -1,29 +1,157 @@
-"""Prompt lengths are symbolic: code is compiled for one row and for several, and for nothing else as the text grows."""
+"""Prompt lengths are symbolic: no length of a prompt or a text, once its kinds of chunks are known, compiles anything.
+
+A dimension of 0 or 1 is part of a type, a larger one is a symbol (m3jit.vm.native.type_of_value).  A prompt is computed
+in chunks of 64 tokens, so there are three kinds of a chunk: several rows, one row that is a whole prompt, and one row
+left over from a longer one.  A prompt of 65 tokens has the first and the last, one of one token the second.  The rule:
+behind those two prompts (in batches: two of each, side by side) nothing asks for code again, whatever the length of the
+prompt and of the text behind it, and however many texts join and leave.  Code that is asked for is counted, also what
+the process or the disk has already: another model may have had it compiled."""
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Callable, Sequence
+
 import numpy as np
+import pytest
 
 import m3jit
-from m3jit.models.program import Options
+from m3jit.api.generation import LanguageModel, Settings
+from m3jit.frontend import assemble
+from m3jit.models.architectures import GENERATORS
+from m3jit.models.program import CHUNK, Options
 from m3jit.models.provider import Models
+from m3jit.vm.batch import Batch
+from m3jit.vm.regions import engine
+from m3jit.vm.streams import CallbackSink
+from m3jit.vm.vm import VM
+from tests.models import families
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import make_tiny_bert  # noqa: E402  (found through the path set above)
+
+FIRST = (CHUNK + 1, 1)                                         # the two prompts that may compile
+GROWING = (2, 3, 17, 63, 64, 65, 66, 127, 128, 129, 130, 200, 257)
+CONTEXT = 512
+PAGES = 200                                                    # tokens that cross three borders of pages of 64 rows
+# Code of everything at once, and of what is worth it; the second of two families by default, of all with -m slow.
+BACKENDS = [pytest.param(family, backend, id=f"{family}-{backend}",
+                         marks=[] if backend == "cpu" or family in ("llama", "granitehybrid") else pytest.mark.slow)
+            for family in families.EVERY for backend in ("cpu", "auto")]
 
 
-def test_no_prompt_length_compiles_anything_new():
-    models = Models(Options(max_tokens=3))
-    model = models.load("default")
-    program = models.program(model)
-    limit = model.info("context")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lengths")
 
-    def regions(length: int) -> int:
-        """Compiled variants of the program's entry points after a run with such a prompt."""
-        vm = m3jit.VM(program, backend="cpu", threads=1, models=models)
-        vm.push_input(np.arange(1, length + 1, dtype=np.int64) % 250 + 1)
-        assert len(list(vm.output())) > 0
-        points = next(iter(program.__dict__["_compiled_regions"].values()))[1]
-        return sum(len(p.variants) for p in points.values())
-    regions(1)                                   # a prompt of one row
-    regions(2)                                   # of several
-    first = regions(65)                          # of several, with one left over for the last chunk
-    assert first >= 3
-    for length in (3, 7, 63, 64, 66, 127, 128, 129, 200, limit - 3):
-        assert regions(length) == first, length
+
+def endless(folder: Path, family: str) -> tuple[Models, str]:
+    """The model of a family with room for long texts, in which no token ends a text: lengths do not hang on data."""
+    path = families.with_context(families.build(folder, families.EVERY[family]), CONTEXT)
+    models = Models()
+    models.load(str(path)).tokenizer.ends = frozenset()
+    return models, str(path)
+
+
+def prompt(length: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(length).integers(5, 260, length).tolist()
+    return ids
+
+
+def asked_for(backend: str, work: Callable[[], object]) -> int:
+    """Kernels and regions that `work` asks the code generator for."""
+    s = engine(backend).statistics
+    before = s.compiled + s.cached + s.reused
+    work()
+    return s.compiled + s.cached + s.reused - before
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean"])
+def test_texts_of_an_encoder(pooling, tmp_path):
+    """One row is another kind, as it is of a chunk; the context is 64."""
+    path = make_tiny_bert.write(tmp_path / "bert.gguf")
+    embedder = m3jit.load_embedder(path, pooling=pooling, backend="cpu", threads=1)
+
+    def embed(length: int) -> None:
+        assert len(embedder.rows(prompt(length))) == (length if pooling == "none" else 1)
+    assert all(asked_for("cpu", lambda n=n: embed(n)) for n in (2, 1))
+    growing = (3, 5, 17, 63, 64)
+    assert {n: asked_for("cpu", lambda n=n: embed(n)) for n in growing} == dict.fromkeys(growing, 0)
+
+
+def test_every_generating_architecture_is_here():
+    assert {model.name for model in GENERATORS} == {family.partition("-")[0] for family in families.EVERY}
+
+
+@pytest.mark.parametrize("family, backend", BACKENDS)
+def test_the_program_of_a_run(family, backend, folder):
+    """What `m3jit run` runs."""
+    models, path = endless(folder, family)
+    program = models.program(models.load(path), options=Options(max_tokens=3))
+    long = assemble(models.assembly(models.load(path), options=Options(max_tokens=PAGES)))
+
+    def run(what: object, length: int, tokens: int) -> None:
+        vm = VM(what, backend=backend, threads=1, models=models)
+        vm.sinks["OUTPUT"] = CallbackSink("text", lambda _: None)
+        vm.push_input(np.array(prompt(length), np.int64))
+        vm.run()
+        assert vm.get("rMade") == tokens and vm.get("rPos") == length + tokens - 1
+        assert vm.regions.retired > 0.8 * vm.retired, "hardly anything ran as code"
+    assert all(asked_for(backend, lambda n=n: run(program, n, 3)) for n in FIRST)
+    assert {n: asked_for(backend, lambda n=n: run(program, n, 3)) for n in GROWING} == dict.fromkeys(GROWING, 0)
+    for n in FIRST:                                            # the longer text is another program
+        run(long, n, PAGES)
+    assert asked_for(backend, lambda: run(long, 30, PAGES)) == 0
+
+
+@pytest.mark.parametrize("family, backend", BACKENDS)
+def test_hosted_programs_and_sessions(family, backend, folder):
+    """What `generate` and a server run; a session, whose prompts stand behind one another, needs the first kinds
+    alone."""
+    models, path = endless(folder, family)
+    model = LanguageModel(path, models, backend=backend, threads=1)
+
+    def text(length: int, tokens: int = 3) -> None:
+        made = model.generate(prompt(length), max_tokens=tokens, temperature=0.9, seed=length, logprobs=3)
+        made.result()
+        assert len(made.tokens) == tokens
+    assert all(asked_for(backend, lambda n=n: text(n)) for n in FIRST)
+    assert {n: asked_for(backend, lambda n=n: text(n)) for n in GROWING} == dict.fromkeys(GROWING, 0)
+    assert asked_for(backend, lambda: text(30, PAGES)) == 0
+
+    session = m3jit.Session(model, temperature=0.9, seed=3)
+
+    def turn(length: int, tokens: int = 3) -> None:
+        before = len(session.tokens)
+        session.append(prompt(length))
+        list(session.generate(tokens))
+        assert len(session.tokens) == before + length + tokens
+    assert asked_for(backend, lambda: turn(FIRST[0]))
+    growing = (1, 2, 3, 17, 64, 65, 66)
+    assert {n: asked_for(backend, lambda n=n: turn(n)) for n in growing} == dict.fromkeys(growing, 0)
+    assert asked_for(backend, lambda: turn(5, 150)) == 0 and len(session.tokens) > 7 * 64
+    session.close()
+
+
+@pytest.mark.parametrize("family, backend", BACKENDS)
+def test_batches(family, backend, folder):
+    """Texts of different lengths that join in different rounds and leave behind different numbers of tokens."""
+    models, path = endless(folder, family)
+    model = LanguageModel(path, models, backend=backend, threads=1)
+
+    def batch(lengths: Sequence[int], tokens: int = 3, apart: int = 1) -> None:
+        together, members = Batch(), []
+        for i, length in enumerate(lengths):
+            made = model.start(prompt(length), Settings(max_tokens=tokens + i, temperature=0.9, seed=i, logprobs=3))
+            made.vm.set_sink("TOKENS", made.take_token)
+            members.append((together.add(made.vm), made))
+            for _ in range(i * apart):
+                together.step()
+        together.run()
+        assert [(m.error, len(made.tokens)) for m, made in members] == [(None, tokens + i) for i in range(len(members))]
+        assert together.stats["shared_entries"] > 0
+    assert all(asked_for(backend, lambda n=n: batch((n, n), apart=0)) for n in FIRST)
+    growing = ((2, 3), (1, 2, 3), (17, 65, 1), (64, 65, 66), (128, 3, 129), (1, 200, 130))
+    assert {n: asked_for(backend, lambda n=n: batch(n)) for n in growing} == dict.fromkeys(growing, 0)
+    assert asked_for(backend, lambda: batch((30, 129, 64), PAGES, apart=20)) == 0
