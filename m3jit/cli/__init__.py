@@ -115,7 +115,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, InternalError):
         return _say(f"{error}\n(M3_DEBUG=1 shows where)", error.exit_code)
     if isinstance(error, M3Error):
-        return _say(_worded(error), _code(error))
+        return _say(_worded(error), exit_code(error))
     if isinstance(error, OSError):
         where = f"{_named(error.filename)}: " if error.filename is not None else ""
         return _say(f"error: {where}{error.strerror or error}", 1)
@@ -138,9 +138,11 @@ def _without_memory(error: BaseException, missing: BaseException) -> str:
     return f"error: {what}{f': {missing}' if str(missing) else ''}; {advice}"
 
 
-def _code(error: M3Error) -> int:
-    """The exit code of one that does not come of missing memory."""
-    return MEMORY if isinstance(error.__cause__, NoRoom) else 1 if _no_output(error) else error.exit_code
+def exit_code(error: M3Error | OSError) -> int:
+    """What a command ends with that ends with this error."""
+    if isinstance(error.__cause__, NoRoom) or no_memory(error) is not None:
+        return MEMORY
+    return error.exit_code if isinstance(error, M3Error) and not _no_output(error) else 1
 
 
 def _worded(error: M3Error) -> str:

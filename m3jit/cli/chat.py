@@ -8,7 +8,8 @@ from typing import Any, Callable, Iterable, Iterator
 
 import click
 
-from m3jit.cli.dialogue import Dialogue
+from m3jit.cli import exit_code
+from m3jit.cli.dialogue import MAIN, Dialogue
 from m3jit.cli.interrupts import Interrupts
 from m3jit.cli.options import Name, Size, Whole
 from m3jit.cli.sampling import sampling_options
@@ -42,33 +43,33 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
          context: int | None, chat_template: str | None, folder: str | None, log: str | None, threads: int | None,
          backend: str, memory_limit: int | None) -> int:
     """Talk with MODEL (a file, a folder or a model's name); an answer goes on from the state of the conversation."""
+    from m3jit.api.generation import LanguageModel
     from m3jit.cli.machine import limit_memory, show_progress
     from m3jit.cli.sampling import model_options
     from m3jit.cli.terminal import Progress
     from m3jit.cli.what import find
+    from m3jit.models.provider import Models
     limit_memory(memory_limit)
     what = find(model)
     if what.kind != "model":
         raise UserError(f"{model}: is no model file; `m3jit run` runs programs")
     options = model_options(sampling)
     keep_inputs(log, what.reference, chat_template or "")
-    talk = _made(log)(what.reference, system, options=options, backend=backend, threads=threads, seed=seed,
-                      chat_template=template_text(chat_template), stop=stops,
-                      context=context, max_tokens=sampling.get("max_tokens"), temperature=options.temperature,
-                      top_k=options.top_k, top_p=options.top_p, min_p=options.min_p,
-                      repeat_penalty=options.repeat_penalty)
-    show_progress(talk.machine, Progress())
+    language = LanguageModel(what.reference, Models(), backend, threads, chat_template=template_text(chat_template),
+                             options=options)
+    with contextlib.ExitStack() as ends:
+        store = ends.enter_context(_kept(folder, log)) if folder is not None else None
+        talk = _made(log)(language, system, seed=seed, stop=stops, context=context,
+                          max_tokens=sampling.get("max_tokens"), temperature=options.temperature, top_k=options.top_k,
+                          top_p=options.top_p, min_p=options.min_p, repeat_penalty=options.repeat_penalty)
+        ends.callback(talk.close)
+        show_progress(talk.machine, Progress())
+        return _hold(talk, system, store)
+
+
+def _hold(talk: Any, system: str | None, store: Any) -> int:
+    """Hold a conversation; the exit code."""
     terminal = sys.stdin.isatty()
-    store = None
-    if folder is not None:
-        from m3jit.durable import Store
-        from m3jit.cli.store import check_content
-        store = Store.open(folder)
-        try:
-            check_content(store, "conversations")
-        except UserError:
-            store.close()
-            raise
     dialogue = Dialogue(talk, terminal, store=store)
     if terminal:
         pauses = "Esc or Ctrl-C pauses an answer and lets you correct it" if dialogue.single else \
@@ -79,12 +80,22 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
         if system is not None and talk.system != system:
             talk.system = system
         with dialogue.interrupts.handled() if terminal else contextlib.nullcontext():
-            code = take_lines(dialogue, typed_lines(dialogue.interrupts) if terminal else piped_lines())
+            return take_lines(dialogue, typed_lines(dialogue.interrupts) if terminal else piped_lines())
     finally:
         dialogue.close()
-        if store is not None:
-            store.close()
-    return code
+
+
+@contextlib.contextmanager
+def _kept(folder: str, log: str | None) -> Iterator[Any]:
+    """The store of --session.  UserError: it is one of runs, or has a conversation, and --record is given too."""
+    from m3jit.cli.store import check_content
+    from m3jit.durable import Store
+    with Store.open(folder) as store:
+        check_content(store, "conversations")
+        if log is not None and MAIN in store.names():  # before there is a log, which would be left
+            raise UserError(f"--record: a recorded conversation begins with nothing, since its log has no states of "
+                            f"others, and {folder} has one; leave --record out, or give --session a new folder")
+        yield store
 
 
 def take_lines(dialogue: Dialogue, lines: Iterable[str]) -> int:
@@ -98,7 +109,7 @@ def take_lines(dialogue: Dialogue, lines: Iterable[str]) -> int:
             raise
         except (UserError, OSError) as error:          # without a terminal; the lines behind it are taken too
             note(f"error: line {number}: {error}")
-            code = code or getattr(error, "exit_code", 1)
+            code = code or exit_code(error)
     return code
 
 

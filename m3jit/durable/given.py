@@ -16,14 +16,14 @@ EXCERPT = 40                       # characters of a text that are kept and show
 
 
 def item(label: str, content: str | bytes | None, shown: str | None = None) -> list[Any]:
-    """One thing that a run is given.  content: None where it is not known.  shown: stands for it in messages, and is not
-    compared (the name of a file)."""
+    """One thing that a run is given.  content: None where it is not known.  shown: stands for it in messages, and is
+    not compared (the name of a file)."""
     if content is None:
         return [label, b"", 0, ""]
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     text = raw.decode("utf-8", "replace") if shown is None else shown
-    excerpt = text[:EXCERPT] if shown is None else text
-    return [label, hashlib.blake2b(raw, digest_size=16).digest(), len(text), excerpt.encode("utf-8", "replace").decode()]
+    excerpt = (text[:EXCERPT] if shown is None else text).encode("utf-8", "replace").decode()
+    return [label, hashlib.blake2b(raw, digest_size=16).digest(), len(text), excerpt]
 
 
 def is_given(noted: Any) -> bool:
@@ -49,7 +49,7 @@ def differences(noted: list[list[Any]], now: list[list[Any]]) -> list[str]:
 
 
 def kept(noted: list[list[Any]], now: list[list[Any]]) -> list[list[Any]]:
-    """What the versions of a run note that goes on and is given `now`: an item that is not known now as it was noted."""
+    """What the versions of a run note that goes on and is given `now`: an item not known now as it was noted."""
     before = {i[0]: i for i in noted}
     return [i if i[1] else before.get(i[0], i) for i in now]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 import errno
 import re
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from m3jit import cli
 from m3jit.cli import report, size_text
+from m3jit.cli.chat import take_lines
 from m3jit.cli.machine import limit_memory
 from m3jit.errors import InternalError, NoRoom, StreamError, Trap, UserError, no_memory
 from m3jit.vm import regions, stopping
@@ -137,6 +139,13 @@ def test_a_limit_of_the_machine(capfd, tmp_path, backend):
     got = call(capfd, "run", source(tmp_path, "TENSOR r1, SHAPE=[200000, 200000000]\nHALT\n"), "--backend", backend)
     assert got.code == 4 and "trap: TENSOR" in got.err and "the limit is" in got.err and "--memory-limit" not in got.err
     assert report(caused(Trap("out of memory"), NoRoom("out of memory"))) == 4
+
+
+def test_a_message_of_a_chat_that_finds_none(capsys):
+    def take(line: str) -> bool:
+        raise caused(Trap("out of memory"), MemoryError())
+    assert take_lines(SimpleNamespace(take=take), ["Hello"]) == 4
+    assert capsys.readouterr().err == "error: line 1: trap: out of memory\n"
 
 
 # -- whose limit it was ---------------------------------------------------------------------------------------------

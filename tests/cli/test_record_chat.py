@@ -72,11 +72,19 @@ def test_a_chat_that_is_killed_and_one_that_is_damaged(chat, capfd, tmp_path):
 
 def test_a_recorded_chat_begins_with_nothing(chat, tmp_path):
     assert chat(b"Hello there\n", "--session", tmp_path / "talk").code == 0
-    found = chat(b"And you?\n", "--session", tmp_path / "talk", "--record", tmp_path / "none")
-    assert found.code == 1 and found.out == "" and "load: a recorded session begins with nothing" in found.err
-    kept = chat(b"Hello there\n/switch old\nAnd you?\n", "--session", tmp_path / "new", "--record", tmp_path / "log")
+    log = tmp_path / "log"
+    runs = ("run", source(tmp_path, "FORK rS PERSIST\nSTOP:\nJUMP STOP\n"), "--store", tmp_path / "runs")
+    assert process(*runs, "--max-steps", 100).code == 4
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("x")
+    for folder, words in ((tmp_path / "talk", "--record: a recorded conversation begins with nothing"),
+                          (tmp_path / "runs", "is a store of runs"), (tmp_path / "other", "other: ")):
+        found = chat(b"And you?\n", "--session", folder, "--record", log)
+        assert found.code == 1 and found.out == "" and words in found.err
+        assert not log.exists()                        # the next try may have it
+    kept = chat(b"Hello there\n/switch old\nAnd you?\n", "--session", tmp_path / "new", "--record", log)
     assert kept.code == 1 and "no conversation 'old'" in kept.err and len(kept.out.splitlines()) >= 2
-    assert process("replay", tmp_path / "log", timeout=300).out == kept.out
+    assert process("replay", log, timeout=300).out == kept.out
     for target, words in ((tmp_path / "no" / "log", f"there is no folder {tmp_path / 'no'}; make it"),
                           (tmp_path, "is a folder, and a log is a file"), ("", "'' names nothing")):
         found = chat(b"Hello\n", "--record", target)
