@@ -12,7 +12,7 @@ from m3jit.cli.options import SECONDS, STEPS, Name, Size, UsageError, Whole, reg
 from m3jit.cli.sampling import refuse_for_programs, sampling_options
 from m3jit.cli.steered import given, steering_options
 from m3jit.cli.terminal import keep_inputs
-from m3jit.errors import UserError
+from m3jit.errors import Interrupted, UserError
 
 DEFAULT_PROMPT = "The carriage stopped at the door, and"
 
@@ -150,7 +150,12 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
     steering = steered.Steered(generated)
     if recording is not None:
         recording.finish = steering.finish             # what it says at the end is part of the log
-    _run(generated.vm, generated.vm.image.program, None, options)
+    try:
+        _run(generated.vm, generated.vm.image.program, None, options)
+    except Interrupted as stopped:
+        if recording is None:
+            steering.finish(stopped)                   # what was held back, as a stop string might have come of it
+        raise
     if recording is None:
         steering.finish()
     return 0

@@ -12,7 +12,7 @@ import click
 
 from m3jit.cli.options import UsageError, Whole
 from m3jit.cli.terminal import note
-from m3jit.errors import UserError
+from m3jit.errors import Interrupted, UserError
 
 NAMES = ("stops", "logprobs", "json_schema", "grammar", "regex")
 
@@ -95,9 +95,9 @@ class Steered:
         self.text.take_token(item)
         self._write()
 
-    def finish(self) -> None:
-        """The machine has ended well."""
-        self.text.finish()
+    def finish(self, stopped: Interrupted | None = None) -> None:
+        """The machine has ended well, or was stopped."""
+        self.text.finish(stopped)
         self._write()
 
     def _write(self) -> None:

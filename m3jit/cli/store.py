@@ -174,14 +174,14 @@ def check_content(found: Any, wanted: str) -> None:
 
 
 class _Stops:
-    """SIGINT and SIGTERM while a machine runs that will be gone on with: they stop it between two instructions, where
-    its state is one of the program's.  A second one breaks it off wherever it is.
+    """Signals while a machine runs: they stop it between two instructions, where its state is one of the program's and
+    what it said is whole.  A second one breaks it off wherever it is.
 
-    Outside the main thread, which gets all signals, it changes nothing.  `ends`: end the command as the signal does
-    without this."""
+    Outside the main thread, which gets all signals, it changes nothing, and a signal that is ignored stays so.  `ends`:
+    end the command as the signal does without this."""
 
-    def __init__(self, vm: Any):
-        self.vm, self.first, self._before = vm, 0, {}
+    def __init__(self, vm: Any, *numbers: int):
+        self.vm, self.first, self._numbers, self._before = vm, 0, numbers, {}
 
     def _arrived(self, number: int, frame: Any) -> None:
         if self.first:
@@ -197,9 +197,11 @@ class _Stops:
 
     def __enter__(self) -> "_Stops":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.getsignal(number)
-                signal.signal(number, self._arrived)
+            for number in self._numbers:
+                before = signal.getsignal(number)
+                if before is not signal.SIG_IGN:
+                    self._before[number] = before
+                    signal.signal(number, self._arrived)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -211,9 +213,11 @@ class _Stops:
 def kept(vm: Any, folder: str | None, fresh: bool = False) -> Iterator[None]:
     """A run with --store: it begins at the store's last version.  One that is stopped leaves a version of where it was;
     one that is broken off by a second signal leaves none; one that comes to its end leaves none to go on
-    from.  fresh: one that is recorded; UserError: it would not begin at its beginning, where a log begins."""
+    from.  Without a store (None) Ctrl-C stops a run in the same way, unless it is recorded.  fresh: one that is
+    recorded; UserError: it would not begin at its beginning, where a log begins."""
     if folder is None:
-        yield
+        with contextlib.nullcontext() if fresh else _Stops(vm, signal.SIGINT):
+            yield
         return
     from m3jit.durable.checkpoints import RUN
     disk = vm.checkpoints
@@ -224,7 +228,7 @@ def kept(vm: Any, folder: str | None, fresh: bool = False) -> Iterator[None]:
     back = disk.resume(vm)
     if back is not None:
         note(f"{folder}: going on from version {back.version.number}")
-    with _Stops(vm) as stops:
+    with _Stops(vm, signal.SIGINT, signal.SIGTERM) as stops:
         try:
             yield
         except (Interrupted, LimitError):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,18 @@ def happens():
     {}
 sys.exit(main(sys.argv[1:]))
 """
+AT_A_TOKEN = """
+import os, signal, sys
+from m3jit.cli import main, steered
+real = steered.Steered._take
+def take(self, item):
+    real(self, item)
+    if len(self.text.tokens) == {}:
+        os.kill(os.getpid(), signal.SIGINT)
+steered.Steered._take = take
+sys.exit(main(sys.argv[1:]))
+"""
+INTERRUPTED = "os.kill(os.getpid(), signal.SIGINT)"
 INTERRUPTED_SOON = "threading.Thread(target=lambda: (time.sleep(0.001), os.kill(os.getpid(), signal.SIGINT))).start()"
 READER_IS_GONE = "gone = select.poll(); gone.register(1, 0); gone.poll()"
 
@@ -48,7 +61,45 @@ def interrupted(child: subprocess.Popen, number: int = signal.SIGINT) -> Result:
 def test_ctrl_c_during_generation():
     got = finish(start(*GENERATE, command=at_the_first_text(INTERRUPTED_SOON)))
     assert got.code == 130 and 0 < len(got.out) < 900, got
-    assert got.err.count("\n") == 1 and ("stopped" in got.err or "interrupted" in got.err), got.err
+    assert got.err.count("\n") == 1 and "stopped" in got.err, got.err
+
+
+@pytest.fixture(scope="module")
+def whole():
+    found = finish(start(*GENERATE))
+    assert found.code == 0 and found.err == "" and len(found.out) > 200
+    return found
+
+
+@pytest.mark.parametrize("more", [(), ("--stop", "#"), ("--stats",)])
+def test_the_first_ctrl_c_keeps_what_was_said(whole, more):
+    """It stops the machine between two instructions: text that is the beginning of the whole, and where it stood."""
+    got = finish(start(*GENERATE, *more, command=at_the_first_text(INTERRUPTED)))
+    assert got.code == 130
+    assert whole.out.startswith(got.out) and 0 < len(got.out) < len(whole.out)
+    assert re.search(r"^error: .*: stopped; .*pc 0x", got.err, re.M), got.err
+    assert "tokens" in got.err if more == ("--stats",) else got.err.count("\n") == 1
+
+
+def test_ctrl_c_gives_what_a_stop_string_held_back(whole):
+    """All of the text might be the beginning of the stop string; none of it is lost."""
+    command = [sys.executable, "-c", AT_A_TOKEN.format(7)]
+    got = finish(start(*GENERATE, "--stop", whole.out[:100] + "#", command=command))
+    assert got.code == 130 and whole.out.startswith(got.out) and 7 <= len(got.out) < 100, got
+
+
+def test_a_second_ctrl_c_breaks_off():
+    """Without a look at the machine, which may be in something long."""
+    got = finish(start(*GENERATE, command=at_the_first_text(f"{INTERRUPTED}; {INTERRUPTED}")))
+    assert got.code == 130 and got.err == "interrupted\n"
+
+
+def test_ctrl_c_that_is_ignored_stays_so(whole):
+    """As of what a shell started in the background, or nohup."""
+    ignoring = [sys.executable, "-c", "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" +
+                FIRST.format(INTERRUPTED)]
+    got = finish(start(*GENERATE, command=ignoring))
+    assert got == whole
 
 
 @pytest.mark.parametrize("backend", ["auto", "cpu", "interpreter"])
