@@ -108,8 +108,11 @@ class Reader:
         self.sums = np.empty(self.pieces * 64, np.int32)
         self.run, self.threads = Engine().kernel(read_kernel()), threads
 
-    def rate(self) -> float:
-        """Bytes per second."""
-        start = time.perf_counter()
-        self.run([self.data, self.sums, self.pieces], self.threads)
-        return self.data.nbytes / (time.perf_counter() - start)
+    def rate(self, seconds: float = 0.0) -> float:
+        """Bytes per second of as many passes as take at least `seconds`; one without."""
+        start, passes = time.perf_counter(), 0
+        while True:
+            self.run([self.data, self.sums, self.pieces], self.threads)
+            passes, spent = passes + 1, time.perf_counter() - start
+            if spent >= seconds:
+                return passes * self.data.nbytes / spent
