@@ -27,6 +27,7 @@ _CONTROL = {"\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\x08": BACKSPACE, "\x0
 # Bracketed paste (xterm's control sequences, DEC private mode 2004): the terminal says where a paste begins and ends.
 _PASTES, _NO_PASTES = b"\x1b[?2004h", b"\x1b[?2004l"
 _PASTE, _PASTED = "200", "201"
+_PASTE_BEGINS = f"\x1b[{_PASTE}~".encode()
 
 
 def available() -> bool:
@@ -111,7 +112,9 @@ class KeyReader:
     def key(self) -> str:
         """The next key, waiting for it; "" for one that has no meaning here."""
         if self._came_interrupt():
-            self._pasting = False                      # the terminal dropped what was not read yet: no end will come
+            # The terminal dropped what was not read yet, so the end of a paste does not come; nor is its rest typed.
+            self._held = b"" if self._pasting else self._held.partition(_PASTE_BEGINS)[0]
+            self._pasting = self._return = False
             return INTERRUPT
         first = self._byte(None)
         if not first:
