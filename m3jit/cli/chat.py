@@ -45,7 +45,7 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
     """Talk with MODEL (a file, a folder or a model's name); an answer goes on from the state of the conversation."""
     from m3jit.api.generation import LanguageModel
     from m3jit.cli.machine import limit_memory, show_progress
-    from m3jit.cli.sampling import model_options
+    from m3jit.cli.sampling import model_options, warn_of_context
     from m3jit.cli.terminal import Progress
     from m3jit.cli.what import find
     from m3jit.models.provider import Models
@@ -57,6 +57,7 @@ def chat(model: str, sampling: dict[str, Any], seed: int | None, system: str | N
     keep_inputs(log, what.reference, chat_template or "")
     language = LanguageModel(what.reference, Models(), backend, threads, chat_template=template_text(chat_template),
                              options=options)
+    warn_of_context(context, language, what.reference)
     with contextlib.ExitStack() as ends:
         store = ends.enter_context(_kept(folder, log)) if folder is not None else None
         talk = _made(log)(language, system, seed=seed, stop=stops, context=context,

@@ -114,7 +114,7 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
 
     from m3jit.api.generation import LanguageModel
     from m3jit.cli import steered
-    from m3jit.cli.sampling import model_options
+    from m3jit.cli.sampling import model_options, warn_of_context
     model = models.load(found.reference)
     models.models.compiler(model)                      # an architecture that is not there, before its tokeniser is
     compiled = model_options(sampling, context=options["context"], checkpoint_every=options["checkpoint_every"] or 0)
@@ -125,10 +125,7 @@ def _run_model(found: Any, models: Any, sampling: dict[str, Any], prompts: list[
         text = _prompt(found, prompts, options)
         program = models.models.program(model, found.reference, compiled)
         return _run(_machine(program, models, limit, options), program, [text], options, text)
-    if options["context"] is not None and options["context"] > model.context:
-        from m3jit.cli.terminal import note
-        note(f"warning: context: {options['context']} tokens are asked for, {found.reference} has {model.context}, "
-             "which it gets")
+    warn_of_context(options["context"], model, found.reference)
     language = LanguageModel(found.reference, models.models, options["backend"], options["threads"], options=compiled)
     text = _prompt(found, prompts, options)
     ids = chat_tokens(model, text, options["system"]) if options["chat"] else np.array(model.encode(text), np.int64)

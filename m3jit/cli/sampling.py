@@ -9,6 +9,7 @@ from typing import Any, Callable
 import click
 
 from m3jit.cli.options import Finite, UsageError, Whole
+from m3jit.cli.terminal import note
 
 LARGEST_SCALE = 1e6                 # of an adapter: what it makes of weights stays a number
 NAMES = ("max_tokens", "temp", "top_k", "top_p", "min_p", "repeat_penalty", "kv_type", "lora")
@@ -54,6 +55,12 @@ def model_options(sampling: dict[str, Any], **more: Any) -> Any:
         values["kv_type"] = kv_type.upper()
     values["adapters"] = tuple(map(_adapter, values.pop("lora", ())))
     return Options(**values, **more)
+
+
+def warn_of_context(asked: int | None, model: Any, name: str) -> None:
+    """Say that a model has no context of as many tokens as --context asks for."""
+    if asked is not None and asked > model.context:
+        note(f"warning: context: {asked} tokens are asked for, {name} has {model.context}, which it gets")
 
 
 def _adapter(text: str) -> Any:

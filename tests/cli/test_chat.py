@@ -132,6 +132,14 @@ def test_a_full_context_is_said(template):
     assert "the context holds 40" in got.err and got.out.strip()
 
 
+def test_a_context_larger_than_the_models_is_warned_of(template):
+    plain = chat(template, "Hello there\n/context\n")
+    got = chat(template, "Hello there\n/context\n", "--context", "9999")
+    said = "warning: context: 9999 tokens are asked for, default has 512, which it gets\n"
+    assert got.code == 0 and got.out == plain.out and said not in plain.err and got.err == said + plain.err
+    assert "of 512 tokens" in got.err and "warning" not in chat(template, "Hello there\n", "--context", "512").err
+
+
 def test_wrong_usage(capfd, template, tmp_path):
     for arguments, code, words in ((["default", "--context", "1"], 2, "--context"), ([], 2, "MODEL"),
                                    (["default", "--chat-template", tmp_path / "none"], 1, "none: No such"),
