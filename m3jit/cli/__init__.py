@@ -14,7 +14,7 @@ import warnings
 from typing import Any, Iterator, Sequence
 
 from m3jit.cli.interrupts import raised_again
-from m3jit.errors import (InternalError, M3Error, NoRoom, SinkClosed, StreamError, Trap, brief, no_memory, no_thread,
+from m3jit.errors import (InternalError, M3Error, NoRoom, SinkClosed, Trap, UserError, brief, no_memory, no_thread,
                           printable)
 
 LONGEST_NAME = 4096                                    # characters of a path in a message
@@ -142,7 +142,7 @@ def exit_code(error: M3Error | OSError) -> int:
     """What a command ends with that ends with this error."""
     if isinstance(error.__cause__, NoRoom) or no_memory(error) is not None:
         return MEMORY
-    return error.exit_code if isinstance(error, M3Error) and not _no_output(error) else 1
+    return error.exit_code if isinstance(error, M3Error) and not _of_the_system(error) else 1
 
 
 def _worded(error: M3Error) -> str:
@@ -160,9 +160,10 @@ def size_text(size: int) -> str:
     return f"{whole}.{hundredths:02}".rstrip("0").rstrip(".") + name
 
 
-def _no_output(error: M3Error) -> bool:
-    """Did a program's output fail for a reason of the system (a full disk)?  The program did nothing wrong then."""
-    return isinstance(error, Trap) and isinstance(error.__cause__, StreamError) and \
+def _of_the_system(error: M3Error) -> bool:
+    """Did what a program writes or reads fail for a reason of the system (a full disk, a file that cannot be opened)?
+    The program did nothing wrong then."""
+    return isinstance(error, Trap) and isinstance(error.__cause__, UserError) and \
         isinstance(error.__cause__.__cause__, OSError)
 
 

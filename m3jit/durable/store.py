@@ -430,8 +430,8 @@ def _locked(files: Files, path: Path, write: bool) -> Any:
     """The lock of a folder.  StoreInUse says who has it."""
     try:
         lock = files.lock(path / LOCK, shared=not write)
-    except BlockingIOError:
-        raise StoreInUse(f"{path}: is in use by {_owner(files, path)}; close it there, or use another folder") from None
+    except BlockingIOError as e:
+        raise StoreInUse(f"{path}: is in use by {_owner(files, path)}; close it there, or use another folder") from e
     if write:
         try:
             lock.write(0, f"{os.getpid()}\n".encode().ljust(32))

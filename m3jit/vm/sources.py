@@ -166,7 +166,7 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
     except (wave.Error, EOFError) as e:
         raise StreamError(f"{path} is not a PCM WAV file: {e or 'it ends early'}") from None
     except OSError as e:
-        raise StreamError(f"cannot read {path}: {e.strerror or e}") from None
+        raise StreamError(f"cannot read {path}: {e.strerror or e}") from e
     b = np.frombuffer(raw[:len(raw) // (width * channels) * width * channels], np.uint8)
     if width == 1:
         x = (b.astype(np.int32) - 128) * 256

@@ -140,7 +140,7 @@ class _AtomicFile:
         try:
             self.file = NewFile(path)
         except OSError as e:
-            raise StreamError(f"cannot write {path}: {e.strerror or e}") from None
+            raise StreamError(f"cannot write {path}: {e.strerror or e}") from e
         self.handle = self.file.handle
 
     def prepare(self) -> None:
@@ -148,7 +148,7 @@ class _AtomicFile:
         try:
             self.handle.close()
         except OSError as e:
-            raise StreamError(f"cannot complete {self.path}: {e.strerror or e}") from None
+            raise StreamError(f"cannot complete {self.path}: {e.strerror or e}") from e
 
     def finish(self, complete: bool) -> None:
         """Give the file its name, or remove it.  StreamError when it cannot be completed; it is removed then."""
@@ -158,7 +158,7 @@ class _AtomicFile:
         try:
             self.file.commit()
         except OSError as e:
-            raise StreamError(f"cannot complete {self.path}: {e.strerror or e}") from None
+            raise StreamError(f"cannot complete {self.path}: {e.strerror or e}") from e
 
     def failed(self, error: Exception) -> StreamError:
         return StreamError(f"cannot write {self.path}: {getattr(error, 'strerror', None) or error}")
@@ -208,7 +208,7 @@ class WavSink:
                 self.file.handle.write(bytes(self.HEADER))
             self.file.handle.write(samples)
         except OSError as e:
-            raise self.file.failed(e) from None
+            raise self.file.failed(e) from e
         self.format = found
         self.bytes += len(samples)
         return True
@@ -226,7 +226,7 @@ class WavSink:
                 self.file.handle.seek(0)
                 self.file.handle.write(head)
             except (OSError, struct.error) as e:           # struct.error: over 4 GB
-                raise self.file.failed(e) from None
+                raise self.file.failed(e) from e
         self.file.prepare()
 
     def close(self, complete: bool) -> None:
@@ -265,7 +265,7 @@ class NpySink:
                                   f"tensor is {array.dtype} {list(array.shape)}")
             self.file.handle.write(np.ascontiguousarray(array).tobytes())
         except OSError as e:
-            raise self.file.failed(e) from None
+            raise self.file.failed(e) from e
         self.rows += array.shape[0] if array.ndim else 1
         self.count += 1
         return True
@@ -285,7 +285,7 @@ class NpySink:
                 self.file.handle.seek(0)
                 self.file.handle.write(head)
             except OSError as e:
-                raise self.file.failed(e) from None
+                raise self.file.failed(e) from e
         self.file.prepare()
 
     def close(self, complete: bool) -> None:

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from m3jit.cli import report
 from m3jit.durable import Store
 from m3jit.errors import UserError
+from m3jit.new_file import NewFile
 from m3jit.timetravel.record import fingerprint
 from m3jit.timetravel.replay import KnownModels
 from tests.cli.command import EXAMPLES, call, environment, process, source
@@ -52,6 +55,62 @@ def test_an_output_that_fails_is_no_fault_of_the_program():
                               stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=180, env=environment())
     said = done.stderr.decode()
     assert done.returncode == 1 and "cannot write to standard output: No space left on device" in said, said
+
+
+WRITES = {
+    "x.txt": 'LOADS r1, "x"\nSTREAM r1, FILE NAME="x.txt"\nHALT\n',
+    "x.npy": 'TENSOR r1, SHAPE=[3, 1]\nSTREAM r1, FILE NAME="x.npy"\nHALT\n',
+    "x.wav": 'TENSOR r1, SHAPE=[3, 1]\nSTREAM r1, FILE FORMAT=AUDIO_PCM RATE=8000 NAME="x.wav"\nHALT\n'}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("when", ["open", "write", "close"])
+def test_a_file_that_the_system_does_not_take(monkeypatch, capfd, tmp_path, name, when):
+    """Whatever kind of file, and whenever it fails: exit code 1, and no part of a file is left."""
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Full(NewFile):
+        def __init__(self, path: Path):
+            if when == "open":
+                full()
+            super().__init__(path)
+            real = self.handle
+            self.handle = SimpleNamespace(closed=False, **{name: getattr(real, name) for name in (
+                "write", "seek", "flush", "close")})
+            setattr(self.handle, when, full)
+    monkeypatch.setattr("m3jit.vm.streams.NewFile", Full)
+    (tmp_path / "files").mkdir()
+    got = call(capfd, "run", source(tmp_path, WRITES[name]), "--files", tmp_path / "files")
+    assert got.code == 1 and f"{name}: No space left on device" in got.err
+    gc.collect()
+    assert not list((tmp_path / "files").iterdir())
+    monkeypatch.undo()
+    assert call(capfd, "run", source(tmp_path, WRITES[name]), "--files", tmp_path / "files").code == 0
+    assert [p.name for p in (tmp_path / "files").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["none.txt", "none.npy", "none.wav"])
+def test_a_file_that_cannot_be_read_is_no_fault_of_the_program(capfd, tmp_path, name):
+    program = source(tmp_path, f'SENSE r1, FILE NAME="{name}"\nHALT\n')
+    got = call(capfd, "run", program, "--files", tmp_path)
+    assert got.code == 1 and f"{name}: No such file or directory" in got.err and "trap: SENSE" in got.err
+    (tmp_path / name).write_text("RIFF")
+    got = call(capfd, "run", program, "--files", tmp_path)
+    assert got.code == (0 if name == "none.txt" else 3)        # it is there, and damaged
+
+
+def test_a_checkpoint_that_finds_no_room_is_no_fault_of_the_program(monkeypatch, capfd, tmp_path):
+    program = source(tmp_path, 'FORK rS\nCHECKPOINT_SAVE rS "kept"\nHALT\n')
+    with Store.open(tmp_path / "kept"):
+        got = call(capfd, "run", program, "--files", tmp_path)
+    assert got.code == 1 and "trap: CHECKPOINT_SAVE" in got.err and "is in use by" in got.err
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr("m3jit.durable.files._OSFile.write", full)
+    got = call(capfd, "run", program, "--files", tmp_path)
+    assert got.code == 1 and "trap: CHECKPOINT_SAVE" in got.err and "No space left on device" in got.err
 
 
 def test_a_program_without_instructions(capfd, tmp_path):
