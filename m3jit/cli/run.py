@@ -79,8 +79,11 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     if options["store"] is not None and options["recording"] is not None and options["recording"].path is None:
         raise UsageError("--store: the debugger goes forward and back, a store forward only; leave it out")
     found = whats.find(what)
-    for output in (options["trace"], options["recording"] and options["recording"].path):
+    log = options["recording"] and options["recording"].path
+    for output in (options["trace"], log):
         keep_inputs(output, found.reference, *options["inputs"])
+    if log and options["trace"] and os.path.realpath(log) == os.path.realpath(options["trace"]):
+        raise UsageError(f"--trace {options['trace']}: is the log too; give one of them another name")
     models = whats.LazyModels()
     prompts: list[Any] = [os.fsencode(text).decode("utf-8", "replace") for text in options["prompts"]]
     if found.kind == "model":

@@ -66,6 +66,7 @@ class LogWriter:
         self._error: OSError | None = None
         payload = bytearray()
         put(payload, head)                             # what it cannot hold is said before a file is overwritten
+        made = not os.path.lexists(path)
         try:
             self._file = _opened(path)
         except OSError as e:
@@ -75,6 +76,8 @@ class LogWriter:
         if self._error is not None:
             with self._file, contextlib.suppress(OSError):       # a device has no length
                 self._file.truncate(0)                 # so that the same command can be given again
+                if made:
+                    os.unlink(path)                    # locked, so nobody else's
             raise LogFailed(f"{path}: cannot be written: {self._error.strerror or self._error}; nothing was recorded, "
                             f"and nothing ran. Make room there, or write the log to another place")
         self._closed = threading.Event()

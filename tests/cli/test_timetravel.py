@@ -188,6 +188,37 @@ def test_a_log_is_not_written_over_what_is_read(capfd, tmp_path):
     assert found.code == 1 and f"there is no folder {folder}; make it, or name another place" in found.err
 
 
+@pytest.mark.parametrize("more, code, words", [
+    (["--show", "rNope"], 2, "no register rNope"), (["--bind", "rNope=3"], 2, "no register rNope"),
+    (["--print-ir-after", "magic"], 2, "no such pass"), (["--backend", "magic"], 6, "no backend 'magic'"),
+    (["--files", "no-such-folder"], 2, "no such folder"), (["--input", "no-such-file"], 1, "No such file"),
+    (["--trace", "no-such-folder/trace"], 1, "there is no such folder"), (["--trace", "log"], 2, "is the log too"),
+    (["--store", "prog.m3asm"], 1, "is not a folder"), (["--temp", "0"], 2, "--temp: belongs to model files"),
+    (["--store", "versions"], 1, "the log of a run begins at its beginning")])
+def test_a_refused_command_leaves_no_log(capfd, tmp_path, monkeypatch, more, code, words):
+    monkeypatch.chdir(tmp_path)
+    source(tmp_path, "FORK rS PERSIST\nSTOP:\nJUMP STOP\n")
+    assert call(capfd, "run", "prog.m3asm", "--store", "versions", "--max-steps", 100).code == 4
+    before = {path.name for path in tmp_path.iterdir()}
+    found = call(capfd, "record", "prog.m3asm", "-o", "log", "--max-steps", 50, *more)
+    assert found.code == code and words in found.err and found.out == "", found
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("more, code, words", [
+    (["--chat"], 1, "has no chat template"), (["--lora", "no-such-file"], 1, "no such file"),
+    (["--context", "1"], 1, "context"), (["--stop", "x", "--store", "versions"], 2, "decided outside the program"),
+    (["--regex", "("], 1, "regex parse error"), (["--json-schema", "prog.m3asm"], 1, "is no JSON")])
+def test_a_refused_recording_of_a_model_leaves_no_log(capfd, tmp_path, monkeypatch, more, code, words):
+    if more[0] == "--regex":
+        pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+    monkeypatch.chdir(tmp_path)
+    source(tmp_path, "HALT\n")
+    found = call(capfd, "record", "default", "-p", "She had been", "-o", "log", *more)
+    assert found.code == code and words in found.err and found.out == "", found
+    assert [path.name for path in tmp_path.iterdir()] == ["prog.m3asm"]
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is always full")
 def test_a_log_that_cannot_even_begin_says_that_nothing_ran(capfd, tmp_path):
     found = call(capfd, "record", source(tmp_path, CLOCK), "--prompt", "hello", "-o", "/dev/full")

@@ -163,12 +163,16 @@ def test_a_system_without_locks_writes_no_log_over_another(tmp_path, monkeypatch
     assert LogReader(str(tmp_path / "log")).head["name"] == "x"
 
 
-def test_a_log_that_could_not_begin_is_no_log_in_the_way(tmp_path, monkeypatch):
+@pytest.mark.parametrize("there", [False, True])
+def test_a_log_that_could_not_begin_is_no_log_in_the_way(tmp_path, monkeypatch, there):
+    """It is removed; an empty file that was there, and is somebody's, stays empty."""
+    if there:
+        (tmp_path / "log").touch()
     with monkeypatch.context() as patched:
         patched.setattr(log_file.LogWriter, "_record", lambda self, *_: setattr(self, "_error", OSError(28, "full")))
         with pytest.raises(LogFailed, match="log: cannot be written: full; nothing was recorded"):
             LogWriter(str(tmp_path / "log"), {})
-    assert (tmp_path / "log").stat().st_size == 0
+    assert [(p.name, p.stat().st_size) for p in tmp_path.iterdir()] == [("log", 0)] * there
     written(tmp_path / "log")
 
 
