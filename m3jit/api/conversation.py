@@ -60,7 +60,8 @@ class Conversation:
                  options: Options | None = None, chat_template: str | None = None, now: datetime | None = None,
                  backend: str | None = None, threads: int | None = None, checkpoints: Policy | None = None,
                  **settings: Any):
-        self.model = model if isinstance(model, LanguageModel) else LanguageModel(model, Models())
+        self.model = model if isinstance(model, LanguageModel) else \
+            LanguageModel(model, Models(), backend or "auto")
         if settings.get("logprobs") is not None:
             raise UserError("logprobs: a conversation gives text alone; m3jit.load_model(..).generate gives them")
         if now is not None and not isinstance(now, datetime):

@@ -21,6 +21,7 @@ from m3jit.timetravel.replay import STOPPED, KnownModels, Report, check_version,
 from m3jit.timetravel.steering import Steering
 from m3jit.vm.digest import digest
 from m3jit.vm.recording import Event, Raised, RecordEnds, Recorder, Tape
+from m3jit.vm.regions import check as check_backend
 
 CALLS = {"append", "rollback", "inject", "become", "undo", "snapshot", "restore", "generate", "say", "resume",
          "correct", "undo_correction", "reset", "system", "fork", "close", NEXT, LEAVE, SHOW}
@@ -48,6 +49,7 @@ class TalkReplay:
                  any_version: bool = False, moved: tuple[str, ...] = (),
                  write: Callable[[str], None] = lambda text: None,
                  heard: Heard = lambda name, arguments, named: None):
+        check_backend(backend)                         # before models are loaded
         self.path, self.reader, self.write, self.heard = path, LogReader(path), write, heard
         self.head = head = self.reader.head
         check_version(head, path, any_version)

@@ -59,7 +59,7 @@ class Session(SavedSession):
     def __init__(self, model: LanguageModel | str = "default", prompt: Prompt | None = None, *,
                  checkpoints: Policy | None = None, options: Options | None = None, backend: str | None = None,
                  threads: int | None = None, **settings: Any):
-        self.model = model if isinstance(model, LanguageModel) else load_model(model)
+        self.model = model if isinstance(model, LanguageModel) else load_model(model, backend=backend or "auto")
         unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
         if unknown:
             raise UserError(f"no setting {unknown[0]!r}; there are {', '.join(Settings.__dataclass_fields__)}")

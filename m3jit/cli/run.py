@@ -69,6 +69,7 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     """
     from m3jit.cli import what as whats
     from m3jit.cli.machine import limit_memory
+    from m3jit.vm.regions import check as check_backend
     options.setdefault("recording", None)              # of `m3jit record` and `m3jit debug`: what runs the machine
     options.setdefault("checkpoint_every", None)
     if options["checkpoint_every"] is not None and options["store"] is None:
@@ -76,6 +77,7 @@ def run(what: str | None, sampling: dict[str, Any], **options: Any) -> int:
     limit = options["memory_limit"]
     limit_memory(limit)
     check_files(options["files"])
+    check_backend(options["backend"])                  # before a model is loaded, a log begun or a store made
     if options["store"] is not None and options["recording"] is not None and options["recording"].path is None:
         raise UsageError("--store: the debugger goes forward and back, a store forward only; leave it out")
     found = whats.find(what)

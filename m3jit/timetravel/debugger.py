@@ -14,6 +14,7 @@ from m3jit.timetravel.replay import STOPPED, KnownModels, check_version, machine
 from m3jit.timetravel.steering import SINKS, Steering
 from m3jit.timetravel.stops import Breakpoint, Watch, layer_pcs, place
 from m3jit.vm.context import Context
+from m3jit.vm.regions import check as check_backend
 
 
 class Version:
@@ -183,6 +184,7 @@ def open_log(path: str, models: Any, backend: str = "auto", threads: int | None 
     """A debugger of a recorded run.  moved, any_version: as `m3jit.timetravel.replay.Replay`.
 
     LogError, UserError: the log is damaged, of something else, or of another version."""
+    check_backend(backend)                             # before models are loaded
     reader = LogReader(path)
     check_version(reader.head, path, any_version)
     program = program_of(reader.head, path)

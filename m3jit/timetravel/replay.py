@@ -16,6 +16,7 @@ from m3jit.timetravel.record import COMPRESSED, fingerprint, program_hash
 from m3jit.timetravel.steering import Steering
 from m3jit.vm.digest import digest
 from m3jit.vm.recording import Event, RecordEnds, Recorder, Tape
+from m3jit.vm.regions import check as check_backend
 from m3jit.vm.vm import VM
 
 _FIELDS = {"m3jit": str, "name": str, "hash": str, "size": int, "packed": bytes, "program": bytes, "models": dict,
@@ -130,6 +131,7 @@ class Replay:
     def __init__(self, path: str, models: Any, backend: str = "auto", threads: int | None = None,
                  program: Program | None = None, files: str | None = None, any_version: bool = False,
                  moved: tuple[str, ...] = (), echo: bool = True):
+        check_backend(backend)                         # before models are loaded
         self.path, self.reader = path, LogReader(path)
         self.head = head = self.reader.head
         check_version(head, path, any_version)

@@ -10,6 +10,7 @@ from m3jit.errors import UnsupportedError
 INTERPRETER = "interpreter"
 CPU_LEVELS = ("native", "avx512", "avx2", "baseline")
 BACKENDS = ("auto", INTERPRETER, "cpu", *(f"cpu:{level}" for level in CPU_LEVELS), "python", "numba")
+CPU_LEVEL = "M3JIT_CPU"                    # the environment's level where the backend names none
 _PARTIAL = ("opencl", "cuda")
 
 
@@ -27,14 +28,15 @@ def make(vm: Any, backend: str, threads: int | None) -> Any:
 
 
 def check(backend: str) -> None:
-    """UnsupportedError: there is no such backend, it runs no programs, or what it needs is not installed."""
+    """UnsupportedError: there is no such backend, it runs no programs, what it needs is not installed, or this CPU is
+    not of its level."""
     if backend in _PARTIAL:
         raise UnsupportedError(f"backend {backend}: runs single kernels only in this version, not whole programs; "
                                f"use --backend cpu")
     if backend not in BACKENDS:
         raise UnsupportedError(f"no backend {backend!r}; available: {', '.join(BACKENDS)}")
-    if backend == "numba":
-        engine(backend)
+    if backend not in ("auto", INTERPRETER) or backend == "auto" and CPU_LEVEL in os.environ:
+        engine(backend)                                # it is wanted as soon as there is a machine
 
 
 def _jit(vm: Any, backend: str, threads: int | None) -> Any:
@@ -112,7 +114,7 @@ def engine(backend: str) -> Any:
         from m3jit.backends.python.engine import PythonEngine
         return PythonEngine("plain" if backend == "python" else "numba")
     from m3jit.backends.cpu.engine import Engine
-    return Engine(backend.partition(":")[2] or os.environ.get("M3JIT_CPU", "native"))
+    return Engine(backend.partition(":")[2] or os.environ.get(CPU_LEVEL, "native"))
 
 
 @functools.cache
