@@ -14,6 +14,7 @@ import numpy as np
 
 from m3jit.errors import UserError, brief
 from m3jit.models.pooling import POOLINGS, Pooling
+from m3jit.models.program import Options
 from m3jit.models.provider import Models, SourceModel
 from m3jit.vm.regions import check as check_backend
 from m3jit.vm.vm import VM
@@ -23,13 +24,13 @@ class Embedder:
     """A model that turns texts into vectors; made by `load_embedder`.  Its methods may be called from any thread."""
 
     def __init__(self, reference: str, models: Models, pooling: str | None, normalize: bool | None, backend: str,
-                 threads: int | None):
+                 threads: int | None, options: Options | None = None):
         if pooling is not None and pooling not in POOLINGS:
             raise UserError(f"pooling: one of {', '.join(POOLINGS)} is expected, got {pooling!r}")
         check_backend(backend)                         # before a large model is loaded
         self._models, self._backend, self._threads = models, backend, threads
         self.model: SourceModel = models.load(reference)
-        text = models.embedding(self.model, reference, pooling, normalize)
+        text = models.embedding(self.model, reference, pooling, normalize, options)
         chosen = Pooling.of(self.model.file, self.model.architecture, pooling, normalize)
         self.pooling, self.normalize = chosen.kind, chosen.normalize
         from m3jit.frontend import assemble
@@ -99,11 +100,12 @@ class Embedder:
 
 
 def load_embedder(reference: str | os.PathLike, *, pooling: str | None = None, normalize: bool | None = None,
-                  backend: str = "auto", threads: int | None = None) -> Embedder:
+                  backend: str = "auto", threads: int | None = None, options: Options | None = None) -> Embedder:
     """A model of vectors by its folder, its file or the name it was obtained under.
 
     pooling: "mean", "cls" (the first token), "last" or "none"; None: as the model says, else the mean.  normalize:
     vectors of length 1; None: as the model says, else yes.  Encoders look at a whole text; models that generate give
-    their last hidden states.  backend, threads: as `m3jit.VM`; they never change a byte.
+    their last hidden states.  backend, threads: as `m3jit.VM`; they never change a byte.  options: what the program is
+    compiled with besides (adapters, kv_type).
     Raises UserError (no such model) or ModelFileError (it cannot be run)."""
-    return Embedder(os.fspath(reference), Models(), pooling, normalize, backend, threads)
+    return Embedder(os.fspath(reference), Models(), pooling, normalize, backend, threads, options)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from m3jit.cli.options import UsageError, Whole
+from m3jit.cli.sampling import adapter_option
 from m3jit.cli.terminal import Progress, keep_inputs, write_file
 from m3jit.errors import UserError
 
@@ -21,15 +22,17 @@ from m3jit.errors import UserError
               help="How tokens become one vector [as the model says, else mean].")
 @click.option("--normalize/--raw", default=None,
               help="Vectors of length 1, or as they come [as the model says, else of length 1].")
+@adapter_option
 @click.option("--threads", "-t", type=Whole(1, 256), metavar="N", help="Threads [all CPUs it may use].")
 @click.option("--backend", metavar="NAME", default="auto", show_default=True, help="As of `m3jit run`.")
-def embed(model: str, texts: tuple[str, ...], output: str, **options: Any) -> int:
+def embed(model: str, texts: tuple[str, ...], output: str, lora: tuple[str, ...], **options: Any) -> int:
     """Turn texts into vectors with MODEL: a folder, a .gguf file or the name of a model.
 
     Without TEXT, or with -, each line of standard input is a text. Encoders (bert) look at a whole text; models that
     generate give their last hidden states.
     """
     from m3jit.api.embedding import load_embedder
+    from m3jit.cli.sampling import model_options
     from m3jit.cli.what import find
     suffix = os.path.splitext(output)[1].lower()
     if output != "-" and suffix not in (".npy", ".json"):
@@ -39,7 +42,7 @@ def embed(model: str, texts: tuple[str, ...], output: str, **options: Any) -> in
         raise UserError(f"{model}: is no model; give a folder, a .gguf file or the name of a model")
     keep_inputs(output, what.reference)
     asked = list(_texts(texts))
-    embedder = load_embedder(what.reference, **options)
+    embedder = load_embedder(what.reference, options=model_options({"lora": lora}), **options)
     progress, rows = Progress(), []
     try:
         for number, text in enumerate(asked, 1):

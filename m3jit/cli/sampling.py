@@ -19,10 +19,15 @@ MAX_TEMPERATURE, MIN_PENALTY, MAX_PENALTY = 1e6, 1e-6, 1e6
 _GIVEN = {"temp": "temperature"}
 
 
+def adapter_option(function: Callable) -> Callable:
+    """Adds `lora` (a tuple)."""
+    return click.option("--lora", multiple=True, metavar="FILE[:SCALE]",
+                        help="Apply a low-rank adapter, SCALE times [1]. Repeated: all of them.")(function)
+
+
 def weights_options(function: Callable) -> Callable:
     """Adds the options of how a model computes: `kv_type` (None when not given) and `lora` (a tuple)."""
-    function = click.option("--lora", multiple=True, metavar="FILE[:SCALE]",
-                            help="Apply a low-rank adapter, SCALE times [1]. Repeated: all of them.")(function)
+    function = adapter_option(function)
     return click.option("--kv-type", type=click.Choice(("f16", "bf16", "q8_0", "f32"), case_sensitive=False),
                         help="How keys and values of the text so far are stored [f16].")(function)
 

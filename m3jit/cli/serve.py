@@ -70,14 +70,16 @@ def serve(model: str, host: str, port: int, names: tuple[str, ...], keys: tuple[
     from m3jit.vm.regions import check as check_backend
     check_backend(backend)                             # before a model is loaded
     found = Models().load(model)
-    loaded = None
+    loaded, options = None, model_options({"kv_type": kv_type, "lora": lora})
     if found.generates:
         loaded = load_model(model, backend=backend, threads=threads, context=context,
                             chat_template=template_text(chat_template),
-                            options=model_options({"kv_type": kv_type, "lora": lora}), prefix_memory=prefix_memory)
+                            options=options, prefix_memory=prefix_memory)
         if chat_template is None:
             warn_of_template(loaded)
-    vectors = Vectors(model, backend, threads, min(queue, WAITING_FOR_VECTORS))
+    vectors = Vectors(model, backend, threads, min(queue, WAITING_FOR_VECTORS), options)
+    if loaded is None:
+        vectors.load()                                 # what is wrong with it is said now
     server = Server(loaded, vectors, names or (os.path.basename(model),), host=host, port=port, batch=batch,
                     queue=queue, limits=Limits(keys, max_body, drain, body_timeout, keep_responses, keep_memory))
     if not keys and not ipaddress.ip_address(server.host).is_loopback:

@@ -163,11 +163,13 @@ class Adapted:
         w(f"LOADI rLoraA, @lora_{i}:{name}{A}")
         w(f"LOADI rLoraB, @lora_{i}:{self.adapters[i].b_name(name, self.model)}")
 
-    def check_used(self) -> None:
-        """ModelFileError for a pair that the program does not apply: nothing of an adapter is left out silently."""
+    def check_used(self, but: tuple[str, ...] = ()) -> None:
+        """ModelFileError for a pair that the program does not apply: nothing of an adapter is left out silently.
+
+        but: matrices that what the program gives does not depend on."""
         for i, adapter in enumerate(self.adapters):
             for name in (n.removesuffix(A) for n in adapter.source.tensors if n.endswith(A)):
-                if (i, name) not in self.used:
+                if (i, name) not in self.used and name not in but:
                     problem = "is for a matrix that programs of this architecture use in a way no adapter fits"
                     raise ModelFileError(adapter.source.path, problem, item=f"tensor {name + A!r}",
                                          expected="pairs for the matrices of plain products")

@@ -76,6 +76,7 @@ def encoding(make: Callable[[Source, Options], Encoder]) -> Embedder:
         _pool(w, "rX", model.width, pooling)
         w("JUMP main")
         _endings(w, model.context)
+        w.adapted.check_used()
         return w.text()
     return embedder
 
@@ -113,6 +114,7 @@ def hidden_states(make: Callable[[Source, Options], Any]) -> Embedder:
         _pool(w, "rRows", model.width, pooling)
         w("HALT")
         _endings(w, model.context)
+        w.adapted.check_used(but=("output.weight",))
         return w.text()
     return embedder
 
@@ -128,6 +130,7 @@ def _opening(w: Writer, model: Any, reference: str) -> None:
     for line in model.title.splitlines():
         w(f"; {line}")
     w(f'.model model "{reference}"')
+    w.adapted.declare(w)
     w(f".equ CONTEXT {model.context}")
     w()
     w(".text")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from m3jit.api.embedding import Embedder, load_embedder
+from m3jit.models.program import Options
 from m3jit.serve.engine import Busy
 from m3jit.serve.errors import ApiError
 from m3jit.serve.requests import Fields, about, prompts_of, wrong
@@ -41,11 +42,12 @@ def embedding_request(fields: Fields) -> EmbeddingRequest:
 
 
 class Vectors:
-    """The embedder of a server: loaded when it is first asked, one request at a time; `room` more may wait."""
+    """The embedder of a server: loaded when it is first asked, one request at a time; `room` more may wait.  options:
+    what its program is compiled with besides."""
 
-    def __init__(self, reference: str, backend: str, threads: int | None, room: int):
+    def __init__(self, reference: str, backend: str, threads: int | None, room: int, options: Options | None = None):
         check_backend(backend)                         # now, not at the first request
-        self._how, self._room = (reference, backend, threads), room
+        self._how, self._room = (reference, backend, threads, options), room
         self._embedder: Embedder | None = None
         self._turn, self._count = threading.Lock(), threading.Lock()
         self.present = 0
@@ -63,11 +65,15 @@ class Vectors:
             with self._count:
                 self.present -= 1
 
-    def _answer(self, asked: EmbeddingRequest, name: str, gone: threading.Event) -> dict[str, Any]:
+    def load(self) -> Embedder:
+        """The embedder.  UserError, ModelFileError: the model gives no vectors, or its adapters do not fit."""
         if self._embedder is None:
-            reference, backend, threads = self._how
-            self._embedder = load_embedder(reference, backend=backend, threads=threads)
-        embedder, data, tokens = self._embedder, [], 0
+            reference, backend, threads, options = self._how
+            self._embedder = load_embedder(reference, backend=backend, threads=threads, options=options)
+        return self._embedder
+
+    def _answer(self, asked: EmbeddingRequest, name: str, gone: threading.Event) -> dict[str, Any]:
+        embedder, data, tokens = self.load(), [], 0
         if asked.dimensions not in (None, embedder.width):
             raise ApiError(400, f"dimensions: this model's vectors have {embedder.width} elements, not "
                                 f"{asked.dimensions}", "invalid_value", "dimensions")

@@ -6,17 +6,19 @@ import gzip
 import json
 import sys
 from pathlib import Path
+from typing import Callable
 
 import gguf
 import numpy as np
 import pytest
 
+import m3jit
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
 from tests.cli.command import call
 from tests.models.levels import at_levels
-from tests.models.peers import same_bytes_everywhere
+from tests.models.peers import near_the_peer, same_bytes_everywhere
 from tests.models.test_llama import generate
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,6 +26,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import make_tiny_adapters as tiny_adapters  # noqa: E402  (found through the path set above)
 import make_tiny_architectures as tiny_models  # noqa: E402
+import make_tiny_bert  # noqa: E402
 from make_tiny_models import sha256  # noqa: E402
 
 ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/tiny_adapters.json.gz").read_bytes()))
@@ -45,23 +48,13 @@ def with_adapters(name: str, folder: Path) -> tuple[Path, tuple]:
 
 @pytest.mark.parametrize("name", tiny_adapters.CASES)
 def test_logits_and_tokens_against_llama_cpp(name, folder):
-    """As near to the unrounded model as llama.cpp is (see test_architectures.py)."""
     row = ORACLE["cases"][name]
     path, adapters = with_adapters(name, folder)
     for adapter, digest in row["sha256"].items():
         assert sha256(tiny_adapters.build(folder, adapter)) == digest, "the peer ran another file"
-    tokens, _, vm = generate(path, "cpu", prompt=PROMPT, tokens=len(row["tokens"]), adapters=adapters)
-    _, _, first = generate(path, "cpu", prompt=PROMPT, tokens=1, adapters=adapters)
-    logits = first.get("rLogits").data.ravel()
-    own = np.abs(logits - np.array(row["exact_logits"]))
-    apart = np.abs(logits - np.array(row["logits"]))
-    most = max(row["max_error"], np.abs(np.array(row["logits"]) - np.array(row["exact_logits"])).max())
-    print(f"\n{name}: error {own.max():.4f}, llama.cpp's {most:.4f}, apart {apart.max():.4f}")
-    assert own.max() <= 1.5 * most and apart.max() <= own.max() + most
-    stop = next((i for i, margin in enumerate(row["margin"]) if margin <= most), len(row["margin"]))
-    assert tokens[:stop] == row["tokens"][:stop]
+    logits = near_the_peer(name, path, row, PROMPT, adapters=adapters)
     _, _, plain = generate(path, "cpu", prompt=PROMPT, tokens=1)
-    assert np.abs(plain.get("rLogits").data.ravel() - logits).max() > 10 * most, "the adapters change nothing"
+    assert np.abs(plain.get("rLogits").data.ravel() - logits).max() > 10 * row["max_error"], "adapters change nothing"
 
 
 @at_levels("which", ["two"])
@@ -99,12 +92,61 @@ def test_the_command_line_applies_adapters(folder, capfd):
     assert done.code == 1 and "lora-all.ggufx" in done.err
 
 
-def write(path: Path, tensors: dict[str, tuple[int, ...]], keys: dict[str, str | float]) -> Path:
+def test_vectors_with_adapters(folder, capfd, monkeypatch):
+    """`m3jit embed` and a server's embeddings: those of the adapted model, whose output matrix they do not need."""
+    path, lora = str(tiny_models.build(folder, "qwen2/F32")), str(tiny_adapters.build(folder, "all"))
+    adapter = Models().adapter(lora)
+    assert adapter.has("output.weight")
+    expected = m3jit.load_embedder(path, options=Options(adapters=(adapter,))).embed("th")[0]
+
+    def vector(*more: str) -> np.ndarray:
+        done = call(capfd, "embed", path, "th", *more)
+        assert done.code == 0, done
+        return np.array(json.loads(done.out), np.float32)
+    plain = vector()
+    assert np.array_equal(vector("--lora", lora), expected) and np.abs(plain - expected).max() > 0.01
+    assert np.array_equal(vector("--lora", f"{lora}:0"), plain)
+    assert call(capfd, "embed", path, "th", "--lora", f"{lora}:inf").code == 2
+    pytest.importorskip("starlette", reason="the extra `serve` is not installed")
+    pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    from m3jit.serve.server import Server
+    served: list[np.ndarray] = []
+
+    def run(server: Server) -> None:
+        served.append(server.vectors.load().embed("th")[0])
+        server.engine.close()
+        server.socket.close()
+    monkeypatch.setattr(Server, "run", run)
+    assert call(capfd, "serve", path, "--port", "0", "--lora", lora).code == 0
+    assert np.array_equal(served[0], expected)
+
+
+def test_an_encoder_with_an_adapter(tmp_path, capfd):
+    path = make_tiny_bert.write(tmp_path / "bert.gguf")
+    q = Models().load(str(path)).file.tensor("blk.0.attn_q.weight").shape[0]
+    pair = {"blk.0.attn_q.weight.lora_a": (2, q), "blk.0.attn_q.weight.lora_b": (q, 2)}
+    keys = {"general.architecture": "bert"}
+    lora = write(tmp_path / "lora.gguf", pair, dict(keys), lambda shape: np.full(shape, 0.5, np.float32))
+    plain, zero, adapted = (call(capfd, "embed", path, "the river", *more) for more in (
+        (), ("--lora", f"{lora}:0"), ("--lora", lora)))
+    assert plain.code == adapted.code == 0 and plain == zero and adapted.out != plain.out
+    unfit = write(tmp_path / "unfit.gguf", {"blk.0.attn_q.weight.lora_a": (2, 9), "blk.0.attn_q.weight.lora_b": (q, 2)},
+                  dict(keys))
+    for command in (("embed", path, "the river", "-o", tmp_path / "out.npy"), ("serve", path, "--port", "0")):
+        if command[0] == "serve":
+            pytest.importorskip("starlette", reason="the extra `serve` is not installed")
+        done = call(capfd, *command, "--lora", unfit)
+        assert done.code == 1 and f"lora_a': has shape [2, 9]; expected shape [2, {q}]" in done.err
+    assert not (tmp_path / "out.npy").exists()
+
+
+def write(path: Path, tensors: dict[str, tuple[int, ...]], keys: dict[str, str | float],
+          values: Callable[[tuple[int, ...]], np.ndarray] = lambda shape: np.zeros(shape, np.float32)) -> Path:
     writer = gguf.GGUFWriter(path, str(keys.pop("general.architecture", "qwen2")))
     for key, value in {"general.type": "adapter", "adapter.type": "lora", **keys}.items():
         (writer.add_float32 if isinstance(value, float) else writer.add_string)(key, value)
     for name, shape in tensors.items():
-        writer.add_tensor(name, np.zeros(shape, np.float32))
+        writer.add_tensor(name, values(shape))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
+import m3jit
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
@@ -82,6 +83,9 @@ def test_an_adapter_is_what_the_merged_weights_are(tmp_path, rslora):
     plain, want, got = (generate(path, "cpu", prompt=PROMPT, tokens=1, adapters=adapters)[2].get("rLogits").data
                         for path, adapters in ((base, ()), (merged, ()), (base, (adapter,))))
     assert np.abs(got - want).max() < 0.02 < 0.5 < np.abs(plain - want).max()
+    rows = [m3jit.load_embedder(path, pooling="none", normalize=False, options=Options(adapters=adapters)).rows(PROMPT)
+            for path, adapters in ((base, ()), (merged, ()), (base, (adapter,)))]
+    assert np.abs(rows[2] - rows[1]).max() < 0.02 < 0.5 < np.abs(rows[0] - rows[1]).max()
 
 
 def reordered(rows: np.ndarray, heads: int) -> np.ndarray:
