@@ -98,21 +98,21 @@ class KnownModels:
 
     def _find(self, reference: str, wanted: str) -> Any:
         others: list[str] = []                         # why each of those that were given is not the one
-        for candidate in (*self.moved, reference):
+        for candidate in dict.fromkeys((*self.moved, reference)):
             try:
                 model = self.provider.load(candidate)
             except UserError as error:
                 others.append(str(error))
-                if candidate == reference and len(others) > 1:
-                    raise UserError(f"{self.path}: none of the files here is the model {reference!r} that was used "
-                                    f"(its content has the hash {wanted}): {'; '.join(others)}") from None
-                if candidate == reference:
+                if not self.moved:
                     raise
                 continue
-            if fingerprint(model) == wanted:
+            here = fingerprint(model)
+            if here == wanted:
                 return model
-            others.append(f"{candidate} has other content (hash {fingerprint(model)})")
-        here = fingerprint(self.provider.load(reference))
+            others.append(f"{candidate} has other content (hash {here})")
+        if self.moved:
+            raise UserError(f"{self.path}: none of the files here is the model {reference!r} that was used (its "
+                            f"content has the hash {wanted}): {'; '.join(others)}. Give the file that was used with --model")
         raise UserError(f"{self.path}: was recorded with another model under the name {reference!r}: its "
                         f"content has the hash {wanted}, the one here {here}. Give the file that was used with --model")
 

@@ -138,6 +138,26 @@ def test_a_model_that_was_moved_and_changed(tmp_path):
         known.load("moved.gguf")
 
 
+@pytest.mark.parametrize("moved, words", [
+    (("none.gguf",), "none of the files here is the model 'old.gguf' that was used (its content has the hash cafe): "
+                     "model 'none.gguf': no such file; old.gguf has other content (hash {}). Give the file that was"),
+    (("none.gguf", "old.gguf", "more.gguf"), "model 'none.gguf': no such file; old.gguf has other content (hash {}); "
+                                             "more.gguf has other content (hash {}). Give the file that was used"),
+    ((), "was recorded with another model under the name 'old.gguf': its content has the hash cafe, the one here {}.")])
+def test_why_each_file_that_was_given_is_not_the_model(moved, words):
+    """Also where the log's own name still leads somewhere."""
+    class Files:
+        def load(self, reference, quant=""):
+            if reference == "none.gguf":
+                raise UserError("model 'none.gguf': no such file")
+            return other
+    other = SimpleNamespace(name="other")
+    known = KnownModels(Files(), {"old.gguf": "cafe"}, "a.log", moved)
+    with pytest.raises(UserError) as caught:
+        known.load("old.gguf")
+    assert words.replace("{}", fingerprint(other)) in str(caught.value)
+
+
 def test_damaged_versions_are_listed_by_damage_and_say_what_repairs_them(capfd, tmp_path, monkeypatch):
     with Store.open(tmp_path / "s"):
         pass
