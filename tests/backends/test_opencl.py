@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from m3jit.backends.opencl import engine as opencl
 from m3jit.backends.opencl.render import render_opencl, symbol
-from m3jit.errors import InternalError, UserError
+from m3jit.errors import InternalError, UnsupportedError, UserError
 from m3jit.ir.loop_builder import Builder
 from m3jit.kernels import attention
 from tests.backends import executors as E
@@ -33,6 +34,25 @@ def refusing(device) -> opencl.OpenCLEngine:
     engine = opencl.OpenCLEngine.__new__(opencl.OpenCLEngine)
     engine.device = device
     return engine
+
+
+def test_without_the_library(monkeypatch, tmp_path):
+    """The message names the extra; a library that is there and broken is not called missing."""
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    words = r"needs pyopencl, which is not installed: pip install 'm3jit\[opencl\]'"
+    with pytest.raises(UnsupportedError, match=words):
+        opencl.OpenCLEngine()
+    (tmp_path / "pyopencl.py").write_text("raise ImportError('libOpenCL.so.1: cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "pyopencl")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnsupportedError, match=r"which cannot be loaded \(libOpenCL.so.1: cannot open"):
+        opencl.OpenCLEngine()
+
+
+def test_without_a_driver(monkeypatch):
+    monkeypatch.setattr(opencl, "devices", lambda: [])
+    with pytest.raises(UserError, match=r"no OpenCL device: install a driver .*pip install 'pyopencl\[pocl\]'"):
+        opencl.OpenCLEngine()
 
 
 @pytest.mark.parametrize("bit, name", (("DENORM", "denormals"), ("INF_NAN", "infinities and NaNs"),

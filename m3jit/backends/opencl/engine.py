@@ -15,11 +15,23 @@ import numpy as np
 
 from m3jit.backends.group_memory import group_memory_bytes, uses_type
 from m3jit.backends.opencl.render import render_opencl, symbol
-from m3jit.errors import InternalError, UserError
+from m3jit.errors import InternalError, UnsupportedError, UserError, no_memory
 from m3jit.ir.loop import Kernel
 from m3jit.ir.loop_text import print_kernel
 
 BUILD_OPTIONS = ["-cl-std=CL1.2", "-w"]            # no option that loosens arithmetic; -w: no warnings
+
+
+def needs_pyopencl() -> None:
+    """UnsupportedError when the extra `opencl` is not installed, or cannot be loaded."""
+    try:
+        import pyopencl  # noqa: F401
+    except ImportError as error:
+        if no_memory(error):
+            raise
+        why = "is not installed" if error.name == "pyopencl" else f"cannot be loaded ({error})"
+        raise UnsupportedError(f"the OpenCL backend needs pyopencl, which {why}: pip install 'm3jit[opencl]', or use "
+                               "the backend cpu, which needs nothing more") from None
 
 
 def devices() -> list[Any]:
@@ -61,9 +73,12 @@ def compiler_refusal(device: Any) -> str | None:
 
 
 class OpenCLEngine:
-    """engine.kernel(kernel)(args): NumPy arrays are copied to the device and, where written, back."""
+    """engine.kernel(kernel)(args): NumPy arrays are copied to the device and, where written, back.
+
+    UnsupportedError: pyopencl is not installed; UserError: there is no device, or none that gives the bytes."""
 
     def __init__(self, name: str = ""):
+        needs_pyopencl()
         found = devices()
         if not found:
             raise UserError(
