@@ -60,8 +60,7 @@ class Interrupts:
             self._write()
             return
         if self._line is not None and not self._line:
-            self._line = None                          # one is enough to leave the prompt
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt                    # a finaliser drops it, and it comes again: still waiting
         if self._line is None and not self._taking:    # between two prompts
             self.presses = 1
             return
@@ -99,11 +98,15 @@ class Interrupts:
     def line(self, read: Callable[[str], str], prompt: str) -> str:
         """read(prompt).  KeyboardInterrupt: Ctrl-C came before it had a line; later it belongs to that line."""
         got: list[str] = []
-        self._line = got
-        if self.presses:
-            self._line, self.presses = None, 0
-            raise KeyboardInterrupt
-        got.extend(map(read, (prompt,)))               # in one call: what comes behind `read` sees the line
+        try:
+            self._line = got
+            if self.presses:
+                self.presses = 0
+                raise KeyboardInterrupt
+            got.extend(map(read, (prompt,)))           # in one call: what comes behind `read` sees the line
+        except KeyboardInterrupt:
+            self._line = None                          # one is enough to leave the prompt
+            raise
         return got[0]
 
     @contextlib.contextmanager

@@ -211,6 +211,22 @@ def test_ctrl_c_in_a_finaliser_is_not_lost(capfd):
     assert sys.unraisablehook is before and capfd.readouterr().err == ""
 
 
+def test_ctrl_c_in_a_finaliser_leaves_the_prompt():
+    """It comes again while the line is still waited for; the next answer is not stopped for it."""
+    def read(prompt: str) -> str:
+        Pressing()
+        threading.Event().wait(LONG)
+        return "it was lost"
+    made, stopped = Interrupts(), []
+    with raised_again(), made.handled():
+        with pytest.raises(KeyboardInterrupt):
+            made.line(read, "> ")
+        assert made.presses == 0 and made.line(lambda prompt: "Hello", "> ") == "Hello"
+        with made.taking(), made.answering(lambda: stopped.append(True)):
+            pass
+    assert not stopped
+
+
 def test_other_errors_of_a_finaliser_are_said(monkeypatch):
     class Failing:
         def __del__(self) -> None:
