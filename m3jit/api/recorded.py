@@ -342,8 +342,7 @@ def _through_course(base: type, name: str) -> Callable:
 
 
 class RecordedSession(Session):
-    """A `Session` that is recorded: its log (the name of a file, which is overwritten), then the arguments of
-    `Session`.
+    """A `Session` that is recorded: its log (the name of a new file), then the arguments of `Session`.
 
     A machine that fails ends the log, and the session cannot go on; nor does it load what was saved.  The prefix index
     of its model is left alone.  UserError: the log cannot be written, a policy of one's own."""

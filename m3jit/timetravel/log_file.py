@@ -65,7 +65,7 @@ class LogWriter:
         self._buffer, self._lock, self._written = bytearray(), threading.Lock(), time.monotonic()
         self._error: OSError | None = None
         payload = bytearray()
-        put(payload, head)                             # what it cannot hold is said before a file is overwritten
+        put(payload, head)                             # what it cannot hold is said before there is a file
         made = not os.path.lexists(path)
         try:
             self._file = _opened(path)

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.cli.command import EXAMPLES, call, finish, process, source, start
+from tests.durable.holders import held_by
 
 CLOCK = "SENSE rN, USER_INPUT\nSTREAM rN, LINE\nCYCLES_COUNT rT\nSTREAM rT, LINE\nHALT\n"
 
@@ -80,7 +81,8 @@ def test_an_interrupted_recording_is_whole(capfd, tmp_path, number):
         child.stdout.read1(1 << 16)
     at_once = call(capfd, "record", prog, "-o", log)
     assert at_once.code == 1 and not at_once.out
-    assert f"{log}: is in use by process {child.pid}, which records into it; give this log another name" in at_once.err
+    holder = held_by(child.pid, tmp_path)
+    assert f"{log}: is in use by {holder}, which records into it; give this log another name" in at_once.err
     child.send_signal(number)
     done = finish(child)
     assert done.code in (130, 143)

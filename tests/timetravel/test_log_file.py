@@ -26,6 +26,7 @@ from m3jit.timetravel.wire import Reader, WireError, put
 from m3jit.vm.recording import Event, Output, Raised
 from m3jit.vm.sources import END as AT_END
 from m3jit.vm.sources import NOTHING
+from tests.durable.holders import held_by
 
 EXAMPLES = [Event(1, 4, "clock", 123456789012), Event(1, 9, "sense", ("text", 1)), Event(2, 0, "sense", (AT_END, 3)),
             Event(1, 9, "output", Output("OUTPUT", "TEXT", 3, 2 ** 63 + 5, b"abc")), Event(2, 0, "block", "input"),
@@ -125,8 +126,8 @@ def test_a_log_belongs_to_one_writer(tmp_path):
     log = str(tmp_path / "log")
     open(log, "wb").close()                            # as mktemp makes it
     writer = LogWriter(log, {"name": "x"})
-    with pytest.raises(UserError, match=f"log: is in use by process {os.getpid()}, which records into it; give "
-                                        "this log another name"):
+    with pytest.raises(UserError, match=f"log: is in use by {held_by(os.getpid(), tmp_path)}, which records into "
+                                        "it; give this log another name"):
         LogWriter(log, {"name": "y"})
     writer.append(EXAMPLES[0])
     writer.close({})
@@ -178,9 +179,12 @@ def test_a_log_that_could_not_begin_is_no_log_in_the_way(tmp_path, monkeypatch, 
 
 def test_who_holds_a_lock(tmp_path, monkeypatch):
     held = Files().lock(tmp_path / "lock", shared=False)
-    assert lock_holder(tmp_path / "lock") == f"process {os.getpid()}"
+    assert lock_holder(tmp_path / "lock") == held_by(os.getpid(), tmp_path)
     (tmp_path / "free").write_text("")
     assert lock_holder(tmp_path / "free") == lock_holder(tmp_path / "none") == "another process"
+    with monkeypatch.context() as patched:             # as on a subvolume, whose files say another device
+        patched.setattr("m3jit.durable.files.os.major", lambda device: 4095)
+        assert lock_holder(tmp_path / "lock") == "another process"
     held.close()
     assert lock_holder(tmp_path / "lock") == "another process"
 
