@@ -112,7 +112,8 @@ class KnownModels:
             others.append(f"{candidate} has other content (hash {here})")
         if self.moved:
             raise UserError(f"{self.path}: none of the files here is the model {reference!r} that was used (its "
-                            f"content has the hash {wanted}): {'; '.join(others)}. Give the file that was used with --model")
+                            f"content has the hash {wanted}): {'; '.join(others)}. Give the file that was used with "
+                            "--model")
         raise UserError(f"{self.path}: was recorded with another model under the name {reference!r}: its "
                         f"content has the hash {wanted}, the one here {here}. Give the file that was used with --model")
 
