@@ -118,6 +118,9 @@ class UnsupportedError(UserError):
 
 # What the dynamic linker says of a library that it finds no room for.
 _NOT_LOADED = ("failed to map segment", "cannot map zero-fill pages", "Cannot allocate memory")
+# What CPython says where it forgets to say that an allocation of its own failed (of a frame, of a lock).
+_FORGOTTEN = ("without setting an exception", "without exception set", "can't allocate lock",
+              "NULL object passed to Py_BuildValue")
 
 
 def no_thread(error: BaseException) -> bool:
@@ -133,7 +136,8 @@ def no_memory(error: BaseException | None) -> BaseException | None:
     while error is not None and id(error) not in seen:
         if isinstance(error, MemoryError) or no_thread(error) or \
                 isinstance(error, OSError) and error.errno == errno.ENOMEM or \
-                isinstance(error, (ImportError, OSError)) and any(said in str(error) for said in _NOT_LOADED):
+                isinstance(error, (ImportError, OSError)) and any(said in str(error) for said in _NOT_LOADED) or \
+                isinstance(error, (SystemError, RuntimeError)) and any(said in str(error) for said in _FORGOTTEN):
             return error
         seen.add(id(error))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

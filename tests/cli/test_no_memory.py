@@ -57,6 +57,8 @@ def caused(error: Exception, cause: BaseException | None) -> Exception:
 
 MISSING = {"object": MemoryError("Unable to allocate 3 GiB"), "thread": RuntimeError("can't start new thread"),
            "system": OSError(errno.ENOMEM, "Cannot allocate memory"), "library": raised(not_loaded),
+           "frame": SystemError("<function run at 0x7f> returned NULL without setting an exception"),
+           "lock": RuntimeError("can't allocate lock"),
            "module": ImportError("a.so: failed to map segment from shared object")}
 
 
@@ -78,7 +80,8 @@ def test_missing_memory_is_no_bug(monkeypatch, capsys, error):
 
 
 @pytest.mark.parametrize("error", [
-    RuntimeError("can't find it"), OSError("Could not find/load shared object file 'libllvmlite.so'"),
+    RuntimeError("can't find it"), SystemError("bad call flags"),
+    OSError("Could not find/load shared object file 'libllvmlite.so'"),
     ImportError("no x"), caused(InternalError("it failed"), ValueError("memory"))])
 def test_what_is_not_about_memory(capsys, error):
     assert no_memory(error) is None and report(error) in (1, 70)
