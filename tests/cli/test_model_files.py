@@ -113,6 +113,25 @@ def test_weights_of_a_type_that_is_not_supported(capfd, tmp_path, monkeypatch, w
         assert files(tmp_path) == before, command
 
 
+def test_weights_of_another_shape(capfd, tmp_path, monkeypatch, whole):
+    """Every command names the tensor, the shape it has and the shape it needs, and leaves no file behind."""
+    raw, name = whole.read_bytes(), b"blk.1.ffn_up.weight"
+    at = raw.index(name) + len(name) + 4
+    columns, rows = struct.unpack_from("<QQ", raw, at)
+    assert (columns, rows) == (256, 512)
+    monkeypatch.setenv("M3JIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made.gguf").write_bytes(raw[:at] + struct.pack("<QQ", rows, columns) + raw[at + 16:])
+    (tmp_path / "text").write_text("a river " * 20)
+    for command in (["run", "made.gguf", "-p", "x"], ["run", "made.gguf", "-p", "x", "--stop", "y"],
+                    ["compile", "made.gguf", "-o", "out.m3b"], ["embed", "made.gguf", "x", "-o", "out.npy"],
+                    ["perplexity", "made.gguf", "text", "--window", "8"], ["verify", "made.gguf"]):
+        got = call(capfd, *command)
+        assert got.code == 1 and got.out == "", (command, got)
+        assert "'blk.1.ffn_up.weight': has shape [256, 512]; expected shape [512, 256]" in got.err, (command, got)
+        assert files(tmp_path) == {"made.gguf", "text"}, command
+
+
 def test_weights_that_are_not_finite_are_named(capfd, tmp_path, whole):
     raw = bytearray(whole.read_bytes())
     with GGUFFile(whole) as file:
