@@ -77,11 +77,8 @@ def comparable(value: Any) -> Any:
     if isinstance(value, float):
         return ("float", value.hex() if value == value else "nan")
     if isinstance(value, KVStream):
-        layers = []
-        layer = 0
-        while value.length(layer):
-            layers.append(tuple(a.tobytes() for a in value.rows(layer)))
-            layer += 1
+        layers = [(layer, *(a.tobytes() for a in value.rows(layer)))     # hybrids attend in some of their layers
+                  for layer in sorted(value.layers) if value.length(layer)]
         return ("kv", str(value.geometry), value.dtype.name, layers)
     if isinstance(value, CellState):
         return ("cells", [(key, value.array(*key).tobytes()) for key in sorted(value.cells)])

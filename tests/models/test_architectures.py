@@ -1,5 +1,5 @@
-"""Every architecture as bytecode: tiny random models of each against llama.cpp's stored logits, the same bytes on every
-executor, thread count and prompt chunking, and the errors of files that do not fit.
+"""Every architecture as bytecode: tiny random models of each against llama.cpp's stored logits, and the
+errors of files that do not fit.
 
 Gemma 3 270M, a real model, is in the slow tests."""
 from __future__ import annotations
@@ -14,15 +14,11 @@ import gguf
 import numpy as np
 import pytest
 
-from m3jit.frontend import assemble
 from m3jit.models.architectures import ARCHITECTURES
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
-from m3jit.vm.batch import Batch
-from m3jit.vm.vm import VM
-from tests.models.levels import at_levels
-from tests.models.peers import near_the_peer, same_bytes_everywhere
+from tests.models.peers import near_the_peer
 from tests.models.test_llama import generate
 
 ROOT = Path(__file__).parent.parent.parent
@@ -47,36 +43,6 @@ def test_every_architecture_has_an_oracle():
 @pytest.mark.parametrize("name", tiny_models.names())
 def test_logits_and_tokens_against_llama_cpp(name, folder):
     near_the_peer(name, tiny_models.build(folder, name), ORACLE["models"][name], PROMPT)
-
-
-@at_levels("family", [f for f, family in tiny_models.FAMILIES.items() if "Q4_K" in family.types],
-           baseline=["gemma3", "qwen3moe"])               # the one with most in it, and one with experts
-def test_same_bytes_everywhere(family, levels, folder):
-    """Interpreter, CPU levels, threads: tokens and every register; prompt chunks of 1, 7 and all: tokens and logits."""
-    same_bytes_everywhere(tiny_models.build(folder, f"{family}/Q4_K"), PROMPT, levels)
-
-
-@pytest.mark.parametrize("family", ["gemma3", "phi3-long", "qwen3moe"])
-def test_batches_change_nothing(family, folder):
-    """Three texts of one model side by side: what each would be alone."""
-    path = tiny_models.build(folder, f"{family}/Q4_K")
-    models = Models()
-    text = models.assembly(models.load(str(path)), options=Options(max_tokens=3, temperature=0.9))
-    program = assemble(text.replace("OUTPUT TEXT MODEL=rModel", "OUTPUT TEXT LINE"))
-
-    def machine(i: int) -> tuple[VM, list[str]]:
-        vm, out = VM(program, models=models, seed=i, threads=1), []
-        vm.set_sink("OUTPUT", out.append)
-        vm.push_input(np.array(PROMPT[i:], np.int64))
-        return vm, out
-    batch, together = Batch(), [machine(i) for i in range(3)]
-    members = [batch.add(vm) for vm, _ in together]
-    batch.run()
-    assert [m.error for m in members] == [None] * 3 and batch.stats["shared_entries"] > 0
-    for i, (vm, out) in enumerate(together):
-        alone, expected = machine(i)
-        alone.run()
-        assert out == expected and vm.get("rLogits").tobytes() == alone.get("rLogits").tobytes()
 
 
 def test_the_context_option_decides_between_longropes_factors(folder):
@@ -116,15 +82,6 @@ def test_biases_that_a_file_has_are_added(folder, tmp_path):
         path = rewritten(tiny_models.build(folder, "llama3/F32"), tmp_path / f"{value}.gguf", change)
         logits.append(generate(path, "cpu", prompt=PROMPT, tokens=1)[2].get("rLogits").data)
     assert (logits[0] == logits[1]).all() and np.abs(logits[0] - logits[2]).max() > 0.1
-
-
-def test_a_prompt_of_many_chunks_and_pages(folder):
-    """100 tokens, windows of 8, pages of 64 positions: chunks of 1, 7, 64 and all give the same logits."""
-    path = tiny_models.build(folder, "gemma3/Q4_K")
-    prompt = [4 + i * 37 % 256 for i in range(100)]
-    logits = {chunk: generate(path, "cpu", prompt=prompt, tokens=2, chunk=chunk)[2].get("rLogits").tobytes()
-              for chunk in (1, 7, 64, 100)}
-    assert len(set(logits.values())) == 1
 
 
 def rewritten(path: Path, to: Path, change) -> Path:

@@ -1,9 +1,6 @@
-"""Models in batches: machines with prompts of different lengths give the tokens and registers they give alone, for
-every kind of layer, greedily and sampled, on every CPU level and thread count."""
+"""Models in batches: machines with prompts of different lengths give the tokens and registers they give alone,
+greedily and sampled, on every CPU level and thread count (tests/models/test_same_bytes.py: of every architecture)."""
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,11 +13,6 @@ from m3jit.vm.checked import comparable
 from m3jit.vm.streams import CallbackSink
 from m3jit.vm.vm import VM
 from tests.backends.cpu_engines import LEVELS
-
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import make_tiny_architectures as tiny_models  # noqa: E402  (found through the path set above)
 
 LENGTHS = (5, 1, 23, 70, 2, 9, 64, 12)                 # tokens of the prompts; a chunk has 16 here
 
@@ -94,18 +86,3 @@ def test_backends_without_code_for_several_contexts_run_one_by_one(default):
     for (vm, tokens), want in zip(made, wanted):
         assert case.outcome(vm, tokens) == want
     assert batch.stats["shared_entries"] == 0
-
-
-@pytest.mark.parametrize("family", ["qwen2", "llama-experts", "gemma3", "phi3-long"])
-def test_architectures(family, tmp_path):
-    """Bias, experts, sliding windows with norms of every kind, fused matrices."""
-    kinds = tiny_models.FAMILIES[family].types
-    case = Case(str(tiny_models.build(tmp_path, f"{family}/{'Q8_0' if 'Q8_0' in kinds else kinds[0]}")), tokens=4)
-    made = [case.machine(i, "cpu", 2) for i in range(4)]
-    batch = Batch()
-    for vm, _ in made:
-        batch.add(vm)
-    batch.run()
-    for i, (vm, tokens) in enumerate(made):
-        assert case.outcome(vm, tokens) == case.alone(i)
-    assert batch.stats["joined_launches"] > 0

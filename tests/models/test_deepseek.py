@@ -1,5 +1,5 @@
-"""Latent attention (deepseek2): llama.cpp's stored logits for both layouts of files, the same bytes on every executor
-and chunking, what the stream holds, and metadata that does not fit."""
+"""Latent attention (deepseek2): llama.cpp's stored logits for both layouts of files, what the stream holds,
+and metadata that does not fit."""
 from __future__ import annotations
 
 import gzip
@@ -14,8 +14,7 @@ import pytest
 from m3jit.isa.kv import KVGeometry
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.provider import Models
-from tests.models.levels import at_levels
-from tests.models.peers import near_the_peer, same_bytes_everywhere
+from tests.models.peers import near_the_peer
 from tests.models.test_architectures import rewritten, set_key, set_tensor
 from tests.models.test_llama import generate
 
@@ -37,11 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_tokens_against_llama_cpp(name, folder):
     near_the_peer(name, tiny.build(folder, name), ORACLE["models"][name], PROMPT)
-
-
-@at_levels("name", ["plain/old/Q8_0", "experts/new/Q8_0"])
-def test_same_bytes_everywhere(name, levels, folder):
-    same_bytes_everywhere(tiny.build(folder, name), PROMPT, levels)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
