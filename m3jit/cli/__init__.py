@@ -126,16 +126,24 @@ def report(error: BaseException) -> int:
 
 def _without_memory(error: BaseException, missing: BaseException) -> str:
     """What is said of an error that comes of `missing` memory: where, of what, whose limit it was, and what to do."""
-    if memory_limit is not None:
-        advice = f"this needs more than --memory-limit {size_text(memory_limit)}; give a larger one, or leave it out"
-    else:
-        advice = "close other programs, or work on less at once"
     if isinstance(error, M3Error) and not isinstance(error, InternalError):       # its message says where and of what
-        return f"{_worded(error)}; {advice}"
+        return f"{_worded(error)}; {_advice()}"
     what = "out of memory, or of threads" if no_thread(missing) else "out of memory"
     if memory_limit is not None:
-        return f"error: {what}: {advice}"
-    return f"error: {what}{f': {missing}' if str(missing) else ''}; {advice}"
+        return f"error: {what}: {_advice()}"
+    return f"error: {what}{f': {missing}' if str(missing) else ''}; {_advice()}"
+
+
+def _advice() -> str:
+    """Whose limit it was that memory met, and what to do."""
+    if memory_limit is None:
+        return "close other programs, or work on less at once"
+    return f"this needs more than --memory-limit {size_text(memory_limit)}; give a larger one, or leave it out"
+
+
+def explained(error: M3Error | OSError) -> str:
+    """The message of an error behind which a command goes on."""
+    return str(error) if no_memory(error) is None else f"{error}; {_advice()}"
 
 
 def exit_code(error: M3Error | OSError) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import click
 
-from m3jit.cli import exit_code
+from m3jit.cli import exit_code, explained
 from m3jit.cli.dialogue import MAIN, Dialogue
 from m3jit.cli.interrupts import Interrupts
 from m3jit.cli.options import Name, Size, Whole
@@ -109,7 +109,7 @@ def take_lines(dialogue: Dialogue, lines: Iterable[str]) -> int:
         except BrokenPipeError:                        # nobody reads the answers
             raise
         except (UserError, OSError) as error:          # without a terminal; the lines behind it are taken too
-            note(f"error: line {number}: {error}")
+            note(f"error: line {number}: {explained(error)}")
             code = code or exit_code(error)
     return code
 

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any, Callable, Iterator
 
-from m3jit.cli import keys
+from m3jit.cli import explained, keys
 from m3jit.cli.interrupts import Interrupts
 from m3jit.cli.picker import ACCEPT, Picker, Screen
 from m3jit.cli.terminal import note, write_file
@@ -74,7 +74,7 @@ class Dialogue:
         except (UserError, OSError) as error:
             if not self.terminal:
                 raise
-            note(f"error: {error}")
+            note(f"error: {explained(error)}")
         return True
 
     def begin(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from m3jit import cli
 from m3jit.cli import report, size_text
 from m3jit.cli.chat import take_lines
+from m3jit.cli.dialogue import Dialogue
 from m3jit.cli.machine import limit_memory
 from m3jit.errors import InternalError, NoRoom, StreamError, Trap, UserError, no_memory
 from m3jit.vm import regions, stopping
@@ -144,11 +145,16 @@ def test_a_limit_of_the_machine(capfd, tmp_path, backend):
     assert report(caused(Trap("out of memory"), NoRoom("out of memory"))) == 4
 
 
-def test_a_message_of_a_chat_that_finds_none(capsys):
+def test_a_message_of_a_chat_that_finds_none(monkeypatch, capsys):
     def take(line: str) -> bool:
         raise caused(Trap("out of memory"), MemoryError())
-    assert take_lines(SimpleNamespace(take=take), ["Hello"]) == 4
-    assert capsys.readouterr().err == "error: line 1: trap: out of memory\n"
+    monkeypatch.setattr(cli, "memory_limit", 3 << 29)
+    talk = SimpleNamespace(take=take, say=take)
+    for take_one, where in ((lambda: take_lines(talk, ["Hello"]) == 4, "line 1: "),
+                            (lambda: Dialogue(talk, True, False).take("Hello"), "")):
+        assert take_one()
+        assert capsys.readouterr().err == (f"error: {where}trap: out of memory; this needs more than --memory-limit "
+                                           "1.5G; give a larger one, or leave it out\n")
 
 
 # -- whose limit it was ---------------------------------------------------------------------------------------------
