@@ -134,7 +134,7 @@ def row_deep(args: argparse.Namespace) -> list[Row]:
     with Peer(args.peer_python, path) as peer:
         if peer.absent:
             return [Row(title, "<= 0.35", f"no peer: {peer.absent}", None)]
-        others: list[tuple[float, float, float]] = []          # the peer's there; ours and the peer's behind a short one
+        others: list[tuple[float, float, float]] = []       # the peer's there; ours and the peer's behind a short one
 
         def between(n: int) -> float:
             """Behind every 16th token there it is the others' turn."""

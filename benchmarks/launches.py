@@ -63,6 +63,9 @@ def main() -> None:
     act = np.random.default_rng(1).integers(0, 127, records, dtype=np.uint8)
     y, sums = np.empty(args.ffn, np.float32), np.empty((weights.size // PIECE + 1) * 64, np.int32)
     read, matmul, gated = read_kernel(PIECE), qmatmul.qmatmul(args.format), qmatmul.qmatmul_gated(args.format)
+    gates: list[list[np.ndarray]] = [[both] for both in double]            # tiles of one and the other in turn
+    if len(qmatmul.gated_weights(DTYPES[args.format])) == 2:
+        gates = [[a, b] for a, b in zip(single[::2], single[1::2])]
     engine = Engine()
 
     def reads(parts: Sequence[np.ndarray]) -> Work:
@@ -70,8 +73,7 @@ def main() -> None:
     work = {
         "plain read, one launch": reads([weights]),
         f"plain read, launches of {2 * size / 1e6:.1f} MB": reads(double),
-        "gate and up, a launch each": [(gated, [act, a, b, y, 1, args.width, args.ffn])
-                                       for a, b in zip(single[::2], single[1::2])],
+        "gate and up, a launch each": [(gated, [act, *both, y, 1, args.width, args.ffn]) for both in gates],
         f"plain read, launches of {size / 1e6:.1f} MB": reads(single),
         "down, a launch each": [(matmul, [act, w, y, 1, args.ffn, args.width]) for w in single]}
     runs = {name: region(engine, f"work{i}", launches, args.threads) for i, (name, launches) in enumerate(work.items())}

@@ -35,9 +35,13 @@ TQ2_0   1056       d f16[16]; 16 vectors: vector 8h + v = qs[32h + 4v ..]; bits 
                    128h + 32p + 4v + i; values 0..2, bias 1 removed by the kernel
 TQ1_0   1056       kept as TQ2_0: two bits for each digit
 
+Of gate and up of a gated product with super-blocks of 256 the tiles alternate (`alternate`).
+
 F32, F16 and BF16 weights stay as in the file: row-major [N, K].
 """
 from __future__ import annotations
+
+from typing import Sequence
 
 import numpy as np
 
@@ -147,6 +151,14 @@ def _repack_tiles(dtype: DType, raw: np.ndarray, out: np.ndarray, cols: int) -> 
             target[...] = source
             if dtype is Q8_0 and target.dtype.itemsize == 4:
                 target ^= np.uint32(0x80808080)
+
+
+def alternate(packed: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """R16 bytes of several [rows, ..] matrices as one: the first tile of each, then the second of each, and so on."""
+    tiles = -(-rows // ROWS)
+    if len(packed) == 1 or not tiles:
+        return packed[0]
+    return np.concatenate([p.reshape(tiles, -1) for p in packed], axis=1).reshape(-1)
 
 
 def unpack(dtype: DType, packed: np.ndarray, rows: int, cols: int) -> np.ndarray:

@@ -38,10 +38,12 @@ def _record_bytes(w: Node) -> int:
 def lower_qdot_gated(lw: PlanWriter, n: Node) -> None:
     q, gate, up = n.args
     act, y = lw.of(q, "act"), lw.out(n)
-    wg, wu = (lw.weight(w.attrs["tensor"], "R16") for w in (gate, up))
+    tensors = [w.attrs["tensor"] for w in (gate, up)]
+    one = len(qm.gated_weights(gate.dtype)) == 1
+    weights = [lw.weight(tuple(tensors), "R16")] if one else [lw.weight(t, "R16") for t in tensors]
     lw.launch(qm.qmatmul_gated(gate.dtype.name, None if up.dtype is gate.dtype else up.dtype.name),
-              [act, wg, wu, y, lw.dim(rows_of(n)), lw.i64(gate.shape[1]), lw.i64(gate.shape[0])], [act], [y],
-              rows=4, strides={0: _record_bytes(gate), 3: 4 * gate.shape[0]})
+              [act, *weights, y, lw.dim(rows_of(n)), lw.i64(gate.shape[1]), lw.i64(gate.shape[0])], [act], [y],
+              rows=len(weights) + 2, strides={0: _record_bytes(gate), len(weights) + 1: 4 * gate.shape[0]})
 
 
 @lowers("routed_qdot")

@@ -123,14 +123,18 @@ def token_tiles(b: Builder, count: Value, body: Callable[[Value, int], None],
 
 @functools.lru_cache(maxsize=None)
 def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
-    """act r records [T, K], gate r u8 R16 [N, K], up r u8 R16 [N, K], y w f32 [T, N], T, K, N i64:
-    y = silu(x gate) * (x up), silu(g) = g * sigmoid(g).  The two types share the activation block."""
+    """act r records [T, K], w r u8, y w f32 [T, N], T, K, N i64: y = silu(x gate) * (x up), silu(g) = g * sigmoid(g).
+
+    w: gate [N, K] and up [N, K] in layout R16, a tile of gate before each of up (`layout.alternate`), so that memory is
+    read in one stream (two matrices one tile at a time, Q4_K, two threads: 0.93 of a plain read loop, this 0.99).  The
+    32-element formats walk both at once and take them apart: gate r u8, up r u8 for w.  The two types share the
+    activation block."""
     dtype = DTYPES[dtype_name]
     up_dtype = DTYPES[up_dtype_name or dtype_name]
     if up_dtype.block != dtype.block:
         raise ValueError(f"gate {dtype.name} and up {up_dtype.name} need differently quantised activations")
     b = Builder(f"qmatmul_gated_{dtype.name.lower()}_{up_dtype.name.lower()}", 16)
-    act, gate, up = b.ptr("act", "r", "i32"), b.ptr("gate", "r", "u8"), b.ptr("up", "r", "u8")
+    act, pointers = b.ptr("act", "r", "i32"), [b.ptr(name, "r", "u8") for name in gated_weights(dtype)]
     y = b.ptr("y", "w", "f32")
     shape = Shape(b, dtype)
     up_shape = Shape.__new__(Shape)
@@ -138,7 +142,12 @@ def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
     b.set_grid(shape.tiles)
     row = b.group * 16
     inside = b.in_range(row, shape.rows)
-    weights = [(shape, shape.tile(gate, b.group)), (up_shape, up_shape.tile(up, b.group))]
+    if len(pointers) == 1:
+        sizes = [shape.blocks * layout.tile_block_bytes(d) for d in (dtype, up_dtype)]
+        gate = pointers[0].at(b.group * (sizes[0] + sizes[1]))
+        weights = [(shape, gate), (up_shape, gate.at(sizes[0]))]
+    else:
+        weights = [(s, s.tile(w, b.group)) for s, w in zip((shape, up_shape), pointers)]
 
     def tokens(first: Value, count: int) -> None:
         records = [shape.record(act, first + i) for i in range(count)]
@@ -151,3 +160,8 @@ def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
             b.store_lanes("f32", y, shape.rows * (first + i) + row, b.canonical_nan(value), inside)
     token_tiles(b, shape.tokens, tokens, tiles_of(dtype) if up_dtype is dtype or dtype.block == 256 else TOKEN_TILES)
     return b.finish()
+
+
+def gated_weights(dtype: DType) -> Sequence[str]:
+    """Names of the weights `qmatmul_gated` takes for a gate of this type."""
+    return ("w",) if dtype.block == 256 else ("gate", "up")

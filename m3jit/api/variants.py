@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
+from m3jit.ir.region import Weight
 from m3jit.ir.tensor import Function, Sym, Type, eval_dim
-from m3jit.isa.types import Tensor
 from m3jit.vm.native import CompiledRegion
 
 SMALL_BYTES = 1 << 17           # regions that touch less run on the calling thread: waking a worker costs more
@@ -18,7 +18,7 @@ class Variant:
     function: Function
     region: Any
     native: Any
-    pointer_of_weight: Callable[[Tensor, str], int]
+    pointer_of_weight: Callable[[Weight, str], int]
     work: list[Any]                                     # dimensions whose sum is the bytes one pass touches
     done: list[int]
     polls: set[int]

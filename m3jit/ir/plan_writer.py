@@ -10,11 +10,10 @@ from typing import Any, Mapping
 
 from m3jit.ir.loop import Kernel
 from m3jit.ir.plan import Barrier, Copy, FrameWord, Launch, PlanBlock, Scalar
-from m3jit.ir.region import KvUse, Slot
+from m3jit.ir.region import KvUse, Slot, Weight
 from m3jit.ir.tensor import Dim, Node, dim_add
 from m3jit.ir.trace_recurrent import is_cell
 from m3jit.isa.kv import KVGeometry
-from m3jit.isa.types import Tensor
 
 REPLICATED_BYTES = 16384        # results up to this size may be left to one thread
 SPARE_SLOTS = 3                 # small temporaries rotate among a few slots, so that reuse rarely needs a barrier
@@ -39,7 +38,7 @@ class PlanWriter:
         self.scalar_of: dict[Node, Scalar] = {}
         self.dim_words: dict[Dim, int] = {}
         self.key_words: dict[Any, int] = {}
-        self.weights: dict[tuple[int, str], tuple[int, Tensor, str]] = {}
+        self.weights: dict[Any, tuple[int, Weight, str]] = {}
         self.slots: list[Slot] = []
         self.free: list[Slot] = []
         self.scratches: list[Memory] = []                   # of the node being lowered
@@ -75,11 +74,11 @@ class PlanWriter:
             return self.weight(node.attrs["tensor"], "raw")
         return self.memory[(node, part) if part else node]
 
-    def weight(self, tensor: Tensor, layout: str) -> Memory:
+    def weight(self, weight: Weight, layout: str) -> Memory:
         """A constant in a given layout; the runtime prepares it."""
-        key = (id(tensor), layout)
+        key = (tuple(map(id, weight)) if isinstance(weight, tuple) else id(weight), layout)
         if key not in self.weights:
-            self.weights[key] = (self.new_word(), tensor, layout)
+            self.weights[key] = (self.new_word(), weight, layout)
         return Memory(self.weights[key][0], "weight")
 
     def out(self, node: Node, part: str = "", nbytes: Dim | None = None) -> Memory:

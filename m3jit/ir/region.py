@@ -9,6 +9,8 @@ from m3jit.ir.tensor import Dim, Function, TensorType
 from m3jit.isa.kv import KVGeometry
 from m3jit.isa.types import Tensor
 
+Weight = Tensor | tuple[Tensor, ...]      # several: their tiles alternate in the layout
+
 
 @dataclass(eq=False, slots=True)
 class Slot:
@@ -54,7 +56,7 @@ class Region:
     pointers: list[tuple[Any, int]]                         # live-in tensors: key -> word
     scalars: list[tuple[Any, int, str]]                     # key, word, "i64" | "f64"
     dims: list[tuple[int, Dim]]
-    weights: list[tuple[int, Tensor, str]]                  # word, tensor, layout ("raw", "R16", …)
+    weights: list[tuple[int, Weight, str]]                  # word, weight, layout ("raw", "R16", …)
     outputs: list[tuple[int, TensorType]]
     slots: list[Slot]
     kv: list[KvUse]

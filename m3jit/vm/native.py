@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
 
 import numpy as np
 
-from m3jit.ir.region import ExitInfo, Region
+from m3jit.ir.region import ExitInfo, Region, Weight
 from m3jit.ir.plan import ABANDONED, FrameWord
 from m3jit.ir.tensor import DimExpr, F64T, I64T, OpaqueType, ScalarType, Sym, TensorType, Type, eval_dim
 from m3jit.ir.trace_model import kv_type
@@ -167,7 +167,7 @@ class Held:
 class CompiledRegion:
     """A region compiled for one backend, with the types of its live-ins as guards."""
 
-    def __init__(self, region: Region, native: Any, pointer_of_weight: Callable[[Tensor, str], int], nthreads: int):
+    def __init__(self, region: Region, native: Any, pointer_of_weight: Callable[[Weight, str], int], nthreads: int):
         self.region, self.native, self.nthreads = region, native, nthreads
         self.pointer_of_weight = pointer_of_weight
         self.types = [(k, n.type) for k, n in region.function.inputs.items()

@@ -19,12 +19,13 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any, BinaryIO, Callable
+from typing import Any, BinaryIO, Callable, Sequence
 
 import numpy as np
 
 from m3jit import cache_files
 from m3jit.isa.cells import tiled
+from m3jit.ir.region import Weight
 from m3jit.ir.weight_check import warn_where_not_finite
 from m3jit.isa.types import Tensor
 from m3jit.kernels import layout
@@ -76,7 +77,7 @@ class WeightStore:
     def __init__(self, root: Path | None = None, progress: Callable[[str, int, int], None] | None = None):
         base = cache_root()
         self.root = root if root is not None else base / "weights" if base is not None else None
-        self._held: weakref.WeakKeyDictionary[Tensor, dict[str, np.ndarray]] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[Tensor, dict[tuple, np.ndarray]] = weakref.WeakKeyDictionary()
         self.lock = threading.Lock()
         self.progress = progress
         self.reason = "" if self.root is not None else "M3JIT_CACHE_DIR is empty"     # why weights are kept in memory
@@ -94,20 +95,22 @@ class WeightStore:
 
     def _all_packed(self) -> list[np.ndarray]:
         with self.lock:
-            return [layouts["R16"] for layouts in self._held.values() if "R16" in layouts]
+            return [packed for layouts in self._held.values() for (how, *_), packed in layouts.items() if how == "R16"]
 
-    def array(self, t: Tensor, how: str) -> np.ndarray:
-        """The bytes of `t` in layout "raw", "R16" or "tilesN" (an A of SSM_SCAN with N runs, as h is stored)."""
+    def array(self, weight: Weight, how: str) -> np.ndarray:
+        """The bytes of a weight in layout "raw", "R16" or "tilesN" (an A of SSM_SCAN with N runs, as h is stored)."""
+        first, *others = weight if isinstance(weight, tuple) else (weight,)
+        key = (how, *others)
         with self.lock:
-            layouts = self._held.setdefault(t, {})
-            if how not in layouts:
-                layouts[how] = (self._raw(t) if how == "raw" else
-                                self._tiles(t, int(how[5:])) if how.startswith("tiles") else self._packed(t))
-            return layouts[how]
+            layouts = self._held.setdefault(first, {})
+            if key not in layouts:
+                layouts[key] = (self._packed(first, *others) if how == "R16" else self._raw(first) if how == "raw" else
+                                self._tiles(first, int(how[5:])))
+            return layouts[key]
 
-    def pointer(self, t: Tensor, how: str) -> int:
-        """The address of `array`, for whoever keeps the tensor."""
-        return self.array(t, how).__array_interface__["data"][0]
+    def pointer(self, weight: Weight, how: str) -> int:
+        """The address of `array`, for whoever keeps the tensors."""
+        return self.array(weight, how).__array_interface__["data"][0]
 
     def _raw(self, t: Tensor) -> np.ndarray:
         if t.nbytes <= CHECKED_BYTES:
@@ -117,27 +120,25 @@ class WeightStore:
     def _tiles(self, t: Tensor, runs: int) -> np.ndarray:
         return tiled(t.data.reshape(runs, -1, t.shape[1]))
 
-    def _packed(self, t: Tensor) -> np.ndarray:
-        rows, cols = math.prod(t.shape[:-1]), t.shape[-1]      # experts [E, N, K]: their rows one after the other
-        raw = t.data.reshape(rows, -1)
-        key = t.key or hashlib.blake2b(t.data.tobytes(), digest_size=16).hexdigest()
-        name = hashlib.blake2b(f"{key} {t.dtype.name} {rows}x{cols} R16 {layout.VERSION}".encode(),
+    def _packed(self, *tensors: Tensor) -> np.ndarray:
+        """Layout R16 of a tensor, or of several of one shape whose tiles alternate."""
+        matrices, cols = [_Matrix(t) for t in tensors], tensors[0].shape[-1]
+        rows = len(matrices[0].raw)
+        name = hashlib.blake2b(f"{' '.join(m.key for m in matrices)} {rows}x{cols} R16 {layout.VERSION}".encode(),
                                digest_size=16).hexdigest()
-        nbytes = layout.packed_bytes(t.dtype, rows, cols)
+        nbytes = sum(layout.packed_bytes(m.tensor.dtype, rows, cols) for m in matrices)
         head = MAGIC + nbytes.to_bytes(8, "little") + bytes.fromhex(name)
         head += bytes(HEADER - len(head))
-        if self.root is None:
-            warn_where_not_finite(t)
-            return layout.repack(t.dtype, raw, rows, cols)
-        path = self.root / name[:2] / f"{name}.bin"
+        path = self.root / name[:2] / f"{name}.bin" if self.root is not None else None
         before = self.reason
-        found = self._map(path, head, nbytes)
+        found = self._map(path, head, nbytes) if path is not None else None
         if found is not None:
             return found
-        warn_where_not_finite(t)
-        if self._writes:
+        for t in tensors:
+            warn_where_not_finite(t)
+        if path is not None and self._writes:
             try:
-                self._write(path, head, t, raw)
+                self._write(path, head, matrices)
             except OSError as e:
                 self.reason, self._writes = f"{path.parent}: {e.strerror or e}", False
             else:
@@ -145,22 +146,22 @@ class WeightStore:
                 if found is not None:                  # it took the place of one that could not be used
                     self.reason = before
         if found is None:
-            return layout.repack(t.dtype, raw, rows, cols)
+            return _rows_packed(matrices, slice(None))
         if cache_files.look_now(name):
             self.trim()
         return found
 
-    def _write(self, path: Path, head: bytes, t: Tensor, raw: np.ndarray) -> None:
+    def _write(self, path: Path, head: bytes, matrices: Sequence[_Matrix]) -> None:
         """Make the file of a weight.  OSError."""
-        rows, cols = len(raw), t.shape[-1]
+        rows = len(matrices[0].raw)
         path.parent.mkdir(parents=True, exist_ok=True)
         with NewFile(path, prefix=".part", suffix="") as new:
             pieces = _Pieces(new.handle)
             pieces.write(head)
-            step = max(1, PIECE_BYTES // max(1, t.dtype.row_bytes(cols)) // layout.ROWS) * layout.ROWS
+            row_bytes = sum(m.tensor.dtype.row_bytes(m.tensor.shape[-1]) for m in matrices)
+            step = max(1, PIECE_BYTES // max(1, row_bytes) // layout.ROWS) * layout.ROWS
             for at in range(0, rows, step):
-                part = raw[at:at + step]
-                pieces.write(layout.repack(t.dtype, part, len(part), cols))
+                pieces.write(_rows_packed(matrices, slice(at, at + step)))
             pieces.flush()
             new.handle.flush()
             os.fsync(new.handle.fileno())
@@ -189,3 +190,19 @@ class WeightStore:
         if self.root is None:
             return 0
         return cache_files.trim(self.root, limit, ".bin")
+
+
+class _Matrix:
+    """A weight as rows: `raw` [rows, bytes]; experts [E, N, K]: their rows one after the other.  key: what it holds."""
+
+    def __init__(self, t: Tensor):
+        self.tensor, self.raw = t, t.data.reshape(math.prod(t.shape[:-1]), -1)
+        self.key = f"{t.key or hashlib.blake2b(t.data.tobytes(), digest_size=16).hexdigest()} {t.dtype.name}"
+
+
+def _rows_packed(matrices: Sequence[_Matrix], rows: slice) -> np.ndarray:
+    """Layout R16 of some rows, whole tiles of them."""
+    parts = [m.raw[rows] for m in matrices]
+    count = len(parts[0])
+    return layout.alternate([layout.repack(m.tensor.dtype, part, count, m.tensor.shape[-1])
+                             for m, part in zip(matrices, parts)], count)

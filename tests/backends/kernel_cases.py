@@ -73,8 +73,10 @@ def _quantised() -> Iterable[Case]:
     yield Case("qmatmul_bias_residual", lambda: qmatmul.qmatmul("Q4_1", bias=True, residual=True), biased, slow=True)
     for gate, up in (("Q4_1", "Q4_1"), ("Q4_K", "Q6_K")):
         def make(rng, gate=gate, up=up):
-            return [records(rng, 3, 512, DTYPES[gate].block), _packed(rng, gate, 21, 512), _packed(rng, up, 21, 512),
-                    blank((3, 21)), 3, 512, 21]
+            weights = [_packed(rng, gate, 21, 512), _packed(rng, up, 21, 512)]
+            if len(qmatmul.gated_weights(DTYPES[gate])) == 1:
+                weights = [layout.alternate(weights, 21)]
+            return [records(rng, 3, 512, DTYPES[gate].block), *weights, blank((3, 21)), 3, 512, 21]
         yield Case(f"qmatmul_gated_{gate}_{up}", lambda gate=gate, up=up: qmatmul.qmatmul_gated(gate, up), make,
                    slow=gate == "Q4_K")
 

@@ -98,13 +98,15 @@ def test_qmatmul_row_tiles(rows):
 
 
 @pytest.mark.parametrize("tokens", (1, 5))
-@pytest.mark.parametrize("gate, up", (("Q4_1", "Q4_1"), ("Q8_0", "Q5_0"), ("Q4_K", "Q6_K")))
+@pytest.mark.parametrize("gate, up", (("Q4_1", "Q4_1"), ("Q8_0", "Q5_0"), ("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")))
 def test_qmatmul_gated(gate, up, tokens):
     rows, cols = 21, 512
     rng = np.random.default_rng(7)
     raws = [reference.random_blocks(rng, DTYPES[n], rows, cols) for n in (gate, up)]
     x = activations(rng, tokens, cols, DTYPES[gate].block)
     packed = [layout.repack(DTYPES[n], raw, rows, cols) for n, raw in zip((gate, up), raws)]
+    if len(qmatmul.gated_weights(DTYPES[gate])) == 1:
+        packed = [layout.alternate(packed, rows)]
     y = np.empty((tokens, rows), np.float32)
     run(qmatmul.qmatmul_gated(gate, up), [records(x, DTYPES[gate].block), *packed, y, tokens, cols, rows])
     g, u = (reference.qmatmul(x, raw, DTYPES[n]) for n, raw in zip((gate, up), raws))

@@ -38,6 +38,30 @@ def test_pieces_make_the_whole(tmp_path, monkeypatch, name, rows):
     assert file.read_bytes()[HEADER:] == whole.tobytes()
 
 
+@pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")])
+@pytest.mark.parametrize("rows", [1, 16, 33, 100])
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_tiles_of_two_matrices_alternate(tmp_path, monkeypatch, names, rows, on_disk):
+    """In the file of both, tile by tile, however many pieces it was written in; each alone is a file of its own."""
+    monkeypatch.setattr(weights, "PIECE_BYTES", 20 * 2 * DTYPES[names[0]].row_bytes(512))      # 16 rows a piece
+    rng, both = np.random.default_rng(rows), []
+    for name in names:
+        raw = rng.integers(0, 60, (rows, DTYPES[name].row_bytes(512)), np.uint8)
+        both.append(Tensor.blocks(DTYPES[name], (rows, 512), raw))
+    store = WeightStore(tmp_path if on_disk else tmp_path / "no" / "folder")
+    if not on_disk:
+        (tmp_path / "no").touch()
+    alone = [store.array(t, "R16") for t in both]
+    together = store.array(tuple(both), "R16")
+    tiles = [np.split(a, -(-rows // 16)) for a in alone]
+    assert together.tobytes() == b"".join(part.tobytes() for pair in zip(*tiles) for part in pair)
+    assert store.array(tuple(both), "R16") is together and store.array(both[0], "R16") is alone[0]
+    assert store.array(tuple(reversed(both)), "R16").tobytes() != together.tobytes()
+    nbytes = sum(a.nbytes for a in (*alone, together, together))
+    assert (store.mapped, store.in_memory) == ((nbytes, 0) if on_disk else (0, nbytes))
+    assert len([*tmp_path.rglob("*.bin")]) == (4 if on_disk else 0)
+
+
 @pytest.mark.parametrize("nbytes", [0, 63, 64, 65, 1000, 64 * 7])
 def test_a_file_is_written_at_multiples_of_a_piece(monkeypatch, nbytes):
     monkeypatch.setattr(weights, "PIECE_BYTES", 64)
