@@ -17,15 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 import make_tiny_adapters as adapters  # noqa: E402  (found through the path set above)
 import make_tiny_architectures as tiny  # noqa: E402
-from make_architecture_oracles import CONTEXT, GREEDY_TOKENS, PROMPT  # noqa: E402
-from make_oracles import as_gzip, greedy_run, rounded  # noqa: E402
+from make_architecture_oracles import CONTEXT, PROMPT, compared  # noqa: E402
+from make_oracles import as_gzip  # noqa: E402
 from make_tiny_models import sha256  # noqa: E402
 from peer_llama import LlamaPeer, PeerContext, PeerError, lc  # noqa: E402
 
@@ -52,16 +50,10 @@ def derive(folder: Path, name: str) -> dict[str, Any]:
     """The oracle of one case."""
     model, wanted = adapters.CASES[name]
     files = [(adapters.build(folder, adapter), scale) for adapter, scale in wanted]
-    with adapted(tiny.build(folder, model), files, "f16") as context:
-        positions = context.decode_all(PROMPT)
-        context.clear()
-        tokens, margins, last = greedy_run(context, list(PROMPT), GREEDY_TOKENS)
-    with adapted(tiny.build(folder, model, dequantised=True), files, "f32") as context:
-        reference = context.decode_all(PROMPT)
-    error = np.abs(positions - reference)
-    return {"sha256": {adapter: sha256(file) for (adapter, _), (file, _) in zip(wanted, files)},
-            "logits": rounded(last), "exact_logits": rounded(reference[-1]), "max_error": float(error.max()),
-            "mean_error": float(error.mean()), "tokens": tokens, "margin": margins}
+    exact = tiny.build(folder, model, dequantised=True)
+    with adapted(tiny.build(folder, model), files, "f16") as context, adapted(exact, files, "f32") as unrounded:
+        out = compared(context, unrounded)
+    return {"sha256": {adapter: sha256(file) for (adapter, _), (file, _) in zip(wanted, files)}, **out}
 
 
 def main(arguments: list[str] | None = None) -> int:

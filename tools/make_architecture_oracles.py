@@ -6,7 +6,8 @@ tests/oracles/tiny_architectures.json.gz for make_tiny_architectures.py, tiny_re
 make_tiny_recurrent.py.  For each model: `logits` of the prompt's last token as llama.cpp computes them with its
 f16 cache; `exact_logits` by llama.cpp too, from the same weights dequantised to F32 and with an f32 cache, so that
 no rounding but that of f32 sums is left (and GELU's, which llama.cpp takes from a table of f16 values); the largest and
-mean difference between the two over all positions; greedy `tokens` with the margin between the two largest logits.
+mean difference between the two over all positions; greedy `tokens` with the margin between the two largest logits;
+`text` (`oracle_text.row`): perplexity and greedy tokens over 20 prompts and what the model says behind them.
 --check derives everything again and compares (exit code 1 on a difference).
 """
 from __future__ import annotations
@@ -28,9 +29,10 @@ import make_tiny_architectures  # noqa: E402  (found through the path set above)
 import make_tiny_bitnet  # noqa: E402
 import make_tiny_deepseek  # noqa: E402
 import make_tiny_recurrent  # noqa: E402
-from make_oracles import as_gzip, greedy_run, rounded  # noqa: E402
+import oracle_text  # noqa: E402
+from make_oracles import as_gzip, greedy_run, peer_after, peer_positions, rounded  # noqa: E402
 from make_tiny_models import sha256  # noqa: E402
-from peer_llama import LlamaPeer, PeerError, lc  # noqa: E402
+from peer_llama import LlamaPeer, PeerContext, PeerError, lc  # noqa: E402
 
 ORACLES = ROOT / "tests" / "oracles"
 MAKERS = {"tiny_architectures": make_tiny_architectures, "tiny_deepseek": make_tiny_deepseek,
@@ -44,17 +46,24 @@ def derive(tiny: Any, folder: Path, name: str, threads: int) -> dict[str, Any]:
     """The oracle of one model of a maker."""
     path = tiny.build(folder, name)
     peer, exact = LlamaPeer(path), LlamaPeer(tiny.build(folder, name, dequantised=True))
-    with peer.context(threads, CONTEXT) as context:
-        positions = context.decode_all(PROMPT)
-        context.clear()
-        tokens, margins, last = greedy_run(context, list(PROMPT), GREEDY_TOKENS)
-    with exact.context(threads, CONTEXT, kv_type="f32") as context:
-        reference = context.decode_all(PROMPT)
+    with peer.context(threads, CONTEXT) as context, exact.context(threads, CONTEXT, kv_type="f32") as unrounded:
+        out = compared(context, unrounded)
     peer.close()
     exact.close()
+    return {"sha256": sha256(path), **out}
+
+
+def compared(context: PeerContext, unrounded: PeerContext) -> dict[str, Any]:
+    """What llama.cpp computes in a context, beside the same without rounding."""
+    positions, reference = context.decode_all(PROMPT), unrounded.decode_all(PROMPT)
+    context.clear()
+    tokens, margins, last = greedy_run(context, list(PROMPT), GREEDY_TOKENS)
+    text = oracle_text.drawn(PROMPT, context.n_vocab, peer_after(unrounded))
+    found, exact = (peer_positions(each, text, len(PROMPT)) for each in (context, unrounded))
     error = np.abs(positions - reference)
-    return {"sha256": sha256(path), "logits": rounded(last), "exact_logits": rounded(reference[-1]),
-            "max_error": float(error.max()), "mean_error": float(error.mean()), "tokens": tokens, "margin": margins}
+    return {"logits": rounded(last), "exact_logits": rounded(reference[-1]),
+            "max_error": float(error.max()), "mean_error": float(error.mean()), "tokens": tokens, "margin": margins,
+            "text": oracle_text.row(text, exact, found)}
 
 
 def make(which: str, threads: int, check: bool) -> bool:

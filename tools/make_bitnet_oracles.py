@@ -6,7 +6,8 @@ The models of make_tiny_bitnet.py with a squared ReLU, which llama.cpp 0.3.36 co
 transformers' BitNetForCausalLM in float64.  `exact_logits`: of the prompt's last token, nothing rounded; `logits`:
 with the inputs of the products rounded to int8 as BitNet's training does, but per 256 values (for each, max |x| /
 127), as integer products of ternary weights do; the largest and mean difference of the two over all positions; greedy
-`tokens` of the exact model with the margin between the two largest logits.
+`tokens` of the exact model with the margin between the two largest logits; `text`: both over 20 prompts and what the
+exact model says behind them (`oracle_text.row`).
 """
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools")]
 
 import make_tiny_bitnet as tiny  # noqa: E402  (found through the path set above)
+import oracle_text  # noqa: E402
 from make_oracles import as_gzip, rounded  # noqa: E402
 from make_tiny_models import sha256  # noqa: E402
 
@@ -70,7 +72,13 @@ def derive(folder: Path, name: str) -> dict[str, Any]:
     """The oracle of one model."""
     path = tiny.build(folder, name)
     model = model_of(path)
+
+    def positions(text: list[list[int]]) -> np.ndarray:
+        rows = model(torch.tensor(text)).logits.numpy()
+        return np.array([oracle_text.behind_prompts(each, len(PROMPT)) for each in rows])
     with torch.no_grad():
+        text = oracle_text.drawn(PROMPT, tiny.VOCAB, lambda ids: model(torch.tensor([ids])).logits[0, -1].numpy())
+        text_exact = positions(text)
         exact = model(torch.tensor([PROMPT])).logits[0].numpy()
         ids, margins = list(PROMPT), []
         for _ in range(GREEDY_TOKENS):
@@ -82,11 +90,11 @@ def derive(folder: Path, name: str) -> dict[str, Any]:
             for module_name, module in model.named_modules():
                 if isinstance(module, torch.nn.Linear) and module_name != "lm_head":
                     module.register_forward_pre_hook(to_int8)
-        logits = model(torch.tensor([PROMPT])).logits[0].numpy()
+        logits, text_logits = model(torch.tensor([PROMPT])).logits[0].numpy(), positions(text)
     error = np.abs(logits - exact)
     return {"sha256": sha256(path), "logits": rounded(logits[-1]), "exact_logits": rounded(exact[-1]),
             "max_error": round(float(error.max()), 6), "mean_error": round(float(error.mean()), 6),
-            "tokens": ids[len(PROMPT):], "margin": margins}
+            "tokens": ids[len(PROMPT):], "margin": margins, "text": oracle_text.row(text, text_exact, text_logits)}
 
 
 def main(arguments: list[str] | None = None) -> int:

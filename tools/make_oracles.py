@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tools")]
 
 import make_tiny_models  # noqa: E402  (found through the path set above)
 from nasty_strings import SEED, nasty_strings, special_strings  # noqa: E402
+import oracle_text  # noqa: E402
 from oracle_prompts import GREEDY_TOKENS, LOGIT_PROMPTS, PROMPTS, TINY_GREEDY_TOKENS, TINY_PROMPT  # noqa: E402
 from peer_llama import LlamaPeer, PeerError, lc  # noqa: E402
 from reference_llama import ReferenceLlama  # noqa: E402
@@ -136,25 +137,60 @@ class Maker:
         return self.tiny(tuple(make_tiny_models.MORE_TYPES))
 
     def tiny(self, names: tuple[str, ...] = tuple(make_tiny_models.TYPES)) -> dict[str, Any]:
-        """Logits of every prompt position and a greedy run for each tiny model, with the float64 model's logits."""
-        rows = {}
+        """Logits of every prompt position and a greedy run for each tiny model, with the float64 model's logits; and
+        perplexity and greedy tokens over a text."""
         with tempfile.TemporaryDirectory() as folder:
-            for name, path in make_tiny_models.build(folder, names).items():
-                peer = LlamaPeer(path)
-                with peer.context(self.threads, 64) as context:
-                    positions = context.decode_all(TINY_PROMPT)
-                    context.clear()
-                    tokens, margins, last = greedy_run(context, list(TINY_PROMPT), TINY_GREEDY_TOKENS)
-                peer.close()
-                exact = ReferenceLlama(path).forward(list(TINY_PROMPT), last_only=False)
-                rows[name] = {
-                    "sha256": make_tiny_models.sha256(path), "tokens": tokens, "margin": margins,
-                    "logits": rounded(last), "exact_logits": rounded(exact[-1]),
-                    "argmax": positions.argmax(axis=1).tolist(), "exact_argmax": exact.argmax(axis=1).tolist(),
-                    "max_error": float(np.abs(positions - exact).max()),
-                    "mean_error": float(np.abs(positions - exact).mean()),
-                }
+            paths = make_tiny_models.build(folder, names)
+            readable = dict(paths)
+            if "F64" in names:                   # llama.cpp computes no products of them
+                readable["F64"] = Path(folder) / "f64-as-f32.gguf"
+                make_tiny_models.write_model(readable["F64"], "F64", as_f32=True)
+            rows = {name: tiny_row(paths[name], readable[name], self.threads) for name in names}
         return {"peer": self.source["peer"], "seed": make_tiny_models.SEED, "prompt": TINY_PROMPT, "models": rows}
+
+
+def tiny_row(path: Path, readable: Path, threads: int) -> dict[str, Any]:
+    """What is stored of one tiny model.  readable: the file for llama.cpp."""
+    exact_model, peer, prompt = ReferenceLlama(path, keep=True), LlamaPeer(readable), list(TINY_PROMPT)
+    text = oracle_text.drawn(prompt, make_tiny_models.VOCAB, exact_model.forward)
+    with peer.context(threads, 64) as context:
+        positions = context.decode_all(TINY_PROMPT)
+        context.clear()
+        tokens, margins, last = greedy_run(context, prompt, TINY_GREEDY_TOKENS)
+        found = peer_positions(context, text, len(prompt))
+    peer.close()
+    exact = exact_model.forward(prompt, last_only=False)
+    exact_found = np.array([oracle_text.behind_prompts(exact_model.forward(ids, last_only=False), len(prompt))
+                            for ids in text])
+    return {
+        "sha256": make_tiny_models.sha256(path), "tokens": tokens, "margin": margins,
+        "logits": rounded(last), "exact_logits": rounded(exact[-1]),
+        "argmax": positions.argmax(axis=1).tolist(), "exact_argmax": exact.argmax(axis=1).tolist(),
+        "max_error": float(np.abs(positions - exact).max()), "mean_error": float(np.abs(positions - exact).mean()),
+        "text": oracle_text.row(text, exact_found, found)}
+
+
+def peer_positions(context: Any, text: list[list[int]], prompt: int) -> np.ndarray:
+    """llama.cpp's logits before each token that is drawn behind the prompts [.., vocabulary]."""
+    found = []
+    for ids in text:
+        context.clear()
+        found.append(oracle_text.behind_prompts(context.decode_all(ids), prompt))
+    return np.array(found)
+
+
+def peer_after(context: Any) -> Callable[[list[int]], np.ndarray]:
+    """`after` of `oracle_text.drawn` for llama.cpp: a longer text by its last token."""
+    before: list[int] = []
+
+    def after(ids: list[int]) -> np.ndarray:
+        nonlocal before
+        longer = before and ids[:-1] == before
+        if not longer:
+            context.clear()
+        before = ids
+        return context.decode(ids[-1:] if longer else ids).astype(np.float64)
+    return after
 
 
 def rounded(values: np.ndarray) -> list[float]:

@@ -5,6 +5,10 @@ stand in FAMILIES. Matrices have the file's weight type, norm gains and biases a
 part of an architecture changes the logits: windows are shorter than the prompt, soft caps are within reach of the
 scores, head sizes differ from width / heads where the format allows it.
 
+Rounding can change which experts a token goes to, and then logits can be compared by luck alone. So in quantised files
+the routers read ROUTED features that no layer writes: the order of the experts is that of the embeddings, exactly.
+In F32 files they read all features.
+
 The files are made where they are needed and never stored; tests/oracles/tiny_architectures.json.gz holds the SHA-256 of
 each and what llama.cpp computes with it.
 
@@ -29,6 +33,7 @@ SEED = 31337
 WIDTH, FFN, VOCAB, CONTEXT, EPS = 256, 256, 272, 128, 1e-5
 SPECIALS = ("<unk>", "<s>", "</s>", "<|endoftext|>")           # llama.cpp looks for all of them in phi3 files
 TYPES = {name: Type[name] for name in ("F32", "Q8_0", "Q4_K")}
+ROUTED = 16
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("gemma2", head_dim=128, norms=GEMMA_NORMS, tied=True, embedding=0.19,
                      keys=WINDOW | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0}),
     "gemma3": Family("gemma3", layers=7, kv_heads=1, head_dim=128, norms=GEMMA_NORMS, tied=True, head_norms=True,
-                     embedding=0.19, keys=WINDOW | {"rope.freq_base": 1000000.0}),
+                     embedding=0.08, keys=WINDOW | {"rope.freq_base": 1000000.0}),
     "phi3": Family("phi3", fused=True, extra=longrope, types=("F32",),
                    keys={"rope.scaling.original_context_length": 4096, "rope.scaling.attn_factor": 1.19}),
     "phi3-long": Family("phi3", fused=True, extra=longrope,
@@ -116,8 +121,9 @@ def matrices(family: Family) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
-def vectors(family: Family) -> dict[str, np.ndarray]:
-    """Name -> values of the F32 tensors: gains around 1, biases around 0, routers."""
+def vectors(family: Family, kind: Type = Type.F32) -> dict[str, np.ndarray]:
+    """Name -> values of the F32 tensors of a file with weights of that type: gains around 1, biases around 0,
+    routers."""
     sizes = {"output_norm.weight": WIDTH}
     widths = {"attn_q": family.heads * family.head_dim, "attn_k": family.kv_heads * family.head_dim,
               "attn_v": family.kv_heads * family.head_dim}
@@ -135,6 +141,8 @@ def vectors(family: Family) -> dict[str, np.ndarray]:
         for i in range(family.layers):
             name = f"blk.{i}.ffn_gate_inp.weight"
             out[name] = uniform(SEED, name, family.experts * WIDTH).reshape(family.experts, WIDTH) * 0.2
+            if kind is not Type.F32:
+                out[name] *= (np.arange(WIDTH) < ROUTED) * (WIDTH / ROUTED)**0.5
     return {name: value.astype(np.float32) for name, value in out.items()} | \
         (family.extra(family) if family.extra else {})
 
@@ -181,12 +189,14 @@ def write_model(path: Path, family: Family, kind: Type, dequantised: bool = Fals
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{family.arch}.{key}", value)
     add_tokenizer(writer)
-    for name, values in vectors(family).items():
+    for name, values in vectors(family, kind).items():
         writer.add_tensor(name, values)
     for name, shape in matrices(family).items():
         std = family.embedding if name.startswith("token_embd") else \
             (3.0 if name.startswith("output.") else 1.5) / shape[-1]**0.5
         raw = encoded(name, shape, std, kind)
+        if family.experts and kind is not Type.F32 and ("attn_output" in name or "ffn_down" in name):
+            raw[..., :ROUTED, :] = 0                 # blocks of zeros
         add_matrix(writer, name, raw, shape, kind, dequantised)
     finish(writer)
 

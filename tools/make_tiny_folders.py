@@ -329,7 +329,8 @@ def values(name: str, tensor: str, shape: tuple[int, ...]) -> np.ndarray:
     if tensor.endswith("bias"):
         return (0.3 * drawn).astype(np.float32)
     scale = 3.0 if "lm_head" in tensor else 1.5
-    spread = 1.0 if "embed" in tensor else scale * 3.0**0.5 / shape[-1]**0.5
+    embedding = 0.4 if name == "gemma3" else 1.0         # it scales them: a token's own logit would hide the others
+    spread = embedding if "embed" in tensor else scale * 3.0**0.5 / shape[-1]**0.5
     return (spread * drawn).astype(np.float32)
 
 
@@ -386,29 +387,38 @@ def sha256(folder: Path) -> str:
 
 def oracle_row(folder: Path) -> dict[str, Any]:
     """What transformers computes in float64: hidden states after the last norm (their mean and the last; bert: all),
-    logits of the last position, the best token of each; and how far float32 is from it."""
+    logits of the last position, the best token of each; how far float32 is from it; and both over a text
+    (`oracle_text.row`, the peer being float32)."""
     import torch
     import transformers
 
-    found = {}
+    import oracle_text
+    found, texts, text = {}, {}, []
     config = json.loads((folder / "config.json").read_text())
     encoder = config["model_type"] in ("bert", "roberta", "distilbert")
     more = {"experts_implementation": "eager"} if config.get("num_experts_per_tok") else {}
-    for dtype in (torch.float32, torch.float64):
+    for dtype in (torch.float64, torch.float32):
         kind = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
         model, loading = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **more,
                                               output_loading_info=True)
         assert not any(loading.values()), loading
+        model.eval()
         with torch.no_grad():
-            out = model.eval()(torch.tensor([PROMPT]), output_hidden_states=True)
+            out = model(torch.tensor([PROMPT]), output_hidden_states=True)
+            if not encoder:
+                text = text or oracle_text.drawn(PROMPT, config["vocab_size"], lambda ids, model=model: model(
+                    torch.tensor([ids]), use_cache=False).logits[0, -1].numpy())
+                texts[dtype] = np.array([oracle_text.behind_prompts(model(
+                    torch.tensor([ids]), use_cache=False).logits[0].double().numpy(), len(PROMPT)) for ids in text])
         states = (out.last_hidden_state if encoder else out.hidden_states[-1])[0].double().numpy()
         found[dtype] = states, states if encoder else out.logits[0].double().numpy()
-    (_, single), (states, exact) = found.values()
+    (states, exact), (_, single) = found.values()
     row = {"sha256": sha256(folder), "float32_error": float(np.abs(single - exact).max()),
            "mean": rounded(states.mean(axis=0)), "last": rounded(states[-1])}
     if encoder:
         return row | {"rows": [rounded(line) for line in states]}
-    return row | {"logits": rounded(exact[-1]), "best": exact.argmax(axis=1).tolist()}
+    return row | {"logits": rounded(exact[-1]), "best": exact.argmax(axis=1).tolist(),
+                  "text": oracle_text.row(text, *texts.values())}
 
 
 def rounded(values: np.ndarray) -> list[float]:
@@ -438,6 +448,8 @@ def main(arguments: list[str] | None = None) -> int:
             before = json.loads(gzip.decompress(options.oracle.read_bytes()))["models"]
             apart = {f"{name} {key}": float(np.abs(np.array(row[key]) - np.array(before[name][key])).max())
                      for name, row in found["models"].items() for key in ("mean", "last", "logits") if key in row}
+            apart |= {f"{name} text": abs(row["text"]["nll"] - before[name]["text"]["nll"])
+                      for name, row in found["models"].items() if "text" in row}
             print(apart)
             return int(max(apart.values()) > 1e-5)
         options.oracle.write_bytes(gzip.compress(json.dumps(found).encode(), mtime=0))

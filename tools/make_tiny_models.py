@@ -4,8 +4,9 @@ The models have 2 layers, width 256, 4 query heads and 2 key/value heads of 64, 
 of 512 byte-level BPE tokens, an output matrix of their own (not tied) and a context of 256. All matrices of a file
 have the file's weight type; norm gains are F32. Weights come from SplitMix64 over (seed, tensor name, element
 number), so files are a pure function of the seed and of the quantiser: F16, BF16 and the types that the gguf package
-quantises to are rounded by it from the same float32 weights; the others are drawn directly as random valid blocks. In
-the file MIX the matrices of a layer have different types, as in the mixes that quantisers make.
+quantises to are rounded by it from the same float32 weights (those of F64 are not rounded to float32); the others are
+drawn directly as random valid blocks. In the file MIX the matrices of a layer have different types, as in the mixes
+that quantisers make.
 
 The files are made where they are needed and never stored; tests/oracles/tiny_logits.json.gz (TYPES) and
 tiny_types.json.gz (MORE_TYPES) hold the SHA-256 of each and what llama.cpp computes with it.
@@ -31,7 +32,7 @@ SUPER_BLOCK = 256  # weights in one Q4_K or Q6_K block
 TYPES = {name: Type[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")}
 MIX = "MIX"
 MORE_TYPES: dict[str, Type | None] = {name: Type[name] for name in (
-    "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4")} | {MIX: None}
+    "F64", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4")} | {MIX: None}
 # part of a tensor's name -> its type in the layers 0 and 1 of MIX
 MIXED = {"token_embd": ("Q5_K",) * 2, "output.": ("Q6_K",) * 2, "attn_q": ("Q5_0", "Q4_K"),
          "attn_k": ("Q8_0", "IQ4_NL"),
@@ -192,7 +193,10 @@ def encoded_matrix(seed: int, name: str, kind: Type) -> np.ndarray:
         return q6_k_blocks(seed, name, rows, columns, std)
     if kind.name in RANDOM_BLOCKS:
         return random_blocks(seed, name, kind, rows, columns, std)
-    weights = (uniform(seed, name, rows * columns) * (std * 3.0**0.5)).astype(np.float32).reshape(rows, columns)
+    exact = (uniform(seed, name, rows * columns) * (std * 3.0**0.5)).reshape(rows, columns)
+    if kind is Type.F64:
+        return exact
+    weights = exact.astype(np.float32)
     return weights if kind is Type.F32 else gguf.quants.quantize(weights, kind)
 
 
@@ -243,10 +247,10 @@ def print_sums(paths: Iterable[Path]) -> None:
         print(f"{sha256(path)}  {path.stat().st_size:>8}  {path}")
 
 
-def write_model(path: Path, model: str, seed: int = SEED, split: int = 0) -> None:
+def write_model(path: Path, model: str, seed: int = SEED, split: int = 0, as_f32: bool = False) -> None:
     """Write one model, whose matrices have the type `model` or, with MIX, several; an existing file is replaced.
 
-    split > 0: as several files of that many tensors, NAME-00001-of-0000N.gguf."""
+    split > 0: as several files of that many tensors, NAME-00001-of-0000N.gguf.  as_f32: F64 weights rounded to F32."""
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=split)
     writer.add_name(f"tiny random llama, {model} weights")
     writer.add_block_count(LAYERS)
@@ -266,7 +270,10 @@ def write_model(path: Path, model: str, seed: int = SEED, split: int = 0) -> Non
         writer.add_tensor(name, (1.0 + 0.5 * uniform(seed, name, WIDTH)).astype(np.float32))
     for name in matrix_shapes():
         kind = type_of(name, model)
-        writer.add_tensor(name, encoded_matrix(seed, name, kind), raw_dtype=kind)
+        raw = encoded_matrix(seed, name, kind)
+        if as_f32:
+            raw, kind = raw.astype(np.float32), Type.F32
+        writer.add_tensor(name, raw, raw_dtype=kind)
     finish(writer)
 
 

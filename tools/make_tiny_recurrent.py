@@ -3,7 +3,8 @@
 Width 256, 512 channels, a vocabulary of 272 byte-level tokens, a context of 128; the rest stands in FAMILIES. Matrices
 have the file's weight type (the product that makes step sizes, whose rows are shorter than a block, is F32, as are
 convolutions, decays, gains and biases). Step sizes and decays are such that a state remembers from about one to about
-fifty tokens: what was read earlier in a prompt changes the logits of its end.
+fifty tokens: what was read earlier in a prompt changes the logits of its end. Routers of quantised files read features
+that no layer writes, as in make_tiny_architectures.py.
 
 The files are made where they are needed and never stored; tests/oracles/tiny_recurrent.json.gz holds the SHA-256 of
 each and what llama.cpp computes with it (tools/make_architecture_oracles.py).
@@ -21,7 +22,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from make_tiny_architectures import CONTEXT, EPS, FFN, VOCAB, WIDTH, add_tokenizer, encoded
+from make_tiny_architectures import CONTEXT, EPS, FFN, ROUTED, VOCAB, WIDTH, add_tokenizer, encoded
 from make_tiny_models import add_matrix, built, finish, print_sums, uniform
 
 SEED = 4711
@@ -89,8 +90,8 @@ def matrices(family: Family) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
-def vectors(family: Family) -> dict[str, np.ndarray]:
-    """Name -> values of the F32 tensors."""
+def vectors(family: Family, kind: Type = Type.F32) -> dict[str, np.ndarray]:
+    """Name -> values of the F32 tensors of a file with weights of that type."""
     gains = {"output_norm.weight": (WIDTH,)}
     others: dict[str, np.ndarray] = {}
 
@@ -102,7 +103,10 @@ def vectors(family: Family) -> dict[str, np.ndarray]:
         b = f"blk.{i}."
         gains |= {b + name: (WIDTH,) for name in ("attn_norm.weight", "ffn_norm.weight")[:1 + any(family.attends)]}
         if i in family.routed:
-            others[b + "ffn_gate_inp.weight"] = noise(b + "router", EXPERTS, WIDTH) * 0.2
+            router = noise(b + "router", EXPERTS, WIDTH) * 0.2
+            if kind is not Type.F32:
+                router *= (np.arange(WIDTH) < ROUTED) * (WIDTH / ROUTED)**0.5
+            others[b + "ffn_gate_inp.weight"] = router
         if attends:
             continue
         if family.inner_norms:
@@ -147,12 +151,15 @@ def write_model(path: Path, family: Family, kind: Type, dequantised: bool = Fals
         add = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}[type(value)]
         add(f"{family.arch}.{key}", value)
     add_tokenizer(writer)
-    for name, values in vectors(family).items():
+    for name, values in vectors(family, kind).items():
         writer.add_tensor(name, values)
     for name, shape in matrices(family).items():
         std = (0.19 if family.tied else 1.0) if name.startswith("token_embd") else \
             (3.0 if name.startswith("output.") else 1.5) / shape[-1]**0.5
         raw = encoded(f"{family.arch}/{name}", shape, std, kind)
+        if family.routed and kind is not Type.F32 and any(
+                part in name for part in ("attn_output", "ssm_out", "ffn_down")):
+            raw[..., :ROUTED, :] = 0                 # blocks of zeros
         add_matrix(writer, name, raw, shape, kind, dequantised)
     finish(writer)
 

@@ -9,7 +9,8 @@ both the peer's and our own error can be measured against it. Weights are read a
     logits = Wout . (rmsnorm(x) * g)
 
 Rotary pairs are neighbours (2i, 2i+1), as GGUF stores llama weights; query head h uses key/value head h // group.
-Needs about 9 bytes of memory per weight while a layer is used; weights are dequantised once per call of `forward`.
+Needs about 9 bytes of memory per weight while a layer is used; weights are dequantised once per call of `forward`, or,
+where they are to be kept, once.
 """
 from __future__ import annotations
 
@@ -19,10 +20,18 @@ import gguf
 import numpy as np
 
 
+def values(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Stored weights as float64."""
+    if kind is gguf.GGMLQuantizationType.F64:        # the package does not convert it
+        return data.astype(np.float64)
+    return gguf.quants.dequantize(data, kind).astype(np.float64)
+
+
 class ReferenceLlama:
     """One opened model; `forward` runs a whole sequence from an empty context."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, keep: bool = False) -> None:
+        self.kept: dict[str, np.ndarray] | None = {} if keep else None
         reader = gguf.GGUFReader(str(path))
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
 
@@ -38,9 +47,12 @@ class ReferenceLlama:
 
     def weight(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
         """A tensor (or some of its rows) as float64; the values of the packed blocks are exact in float32."""
+        if self.kept is not None:
+            if name not in self.kept:
+                self.kept[name] = values(self.tensors[name].data, self.tensors[name].tensor_type)
+            return self.kept[name] if rows is None else self.kept[name][rows]
         tensor = self.tensors[name]
-        data = tensor.data if rows is None else tensor.data[rows]
-        return gguf.quants.dequantize(data, tensor.tensor_type).astype(np.float64)
+        return values(tensor.data if rows is None else tensor.data[rows], tensor.tensor_type)
 
     def normalise(self, x: np.ndarray, gain: str) -> np.ndarray:
         """x / sqrt(mean(x^2) + eps) * gain over the last axis."""

@@ -7,6 +7,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from benchmarks import agreement
 from tests.models.test_llama import generate, register_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -14,31 +15,25 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from make_tiny_models import sha256  # noqa: E402  (found through the path set above)
 
 
-def near_the_peer(name: str, path: Path, row: dict[str, Any], prompt: list[int], cache: float = 0.0) -> int:
-    """As near to the unrounded model as the peer is, as near to the peer as the two errors allow, and the same greedy
-    tokens up to the first position where the peer's own margin is within its logit error; the number of those tokens.
+def near_the_peer(name: str, path: Path, row: dict[str, Any], prompt: list[int], slack: float = 0.0,
+                  adapters: Sequence[Any] = ()) -> np.ndarray:
+    """Logits, perplexity and greedy tokens as near to an oracle's as benchmarks/agreement.py says, and, token by token,
+    the oracle's greedy tokens up to the first position where the peer's own margin is within its logit error; our
+    logits behind the prompt.
 
-    row: what the oracle holds of the model.  The peer's error is the larger of that at the compared position and that
-    over all 24; two roundings of one model may differ in luck: hence the factor 1.5.  cache: how far the F16 cache of
-    ours may move a logit where the peer's is exact; means are not compared then."""
-    assert sha256(path) == row["sha256"], "the peer ran another file"
-    tokens, _, vm = generate(path, "cpu", prompt=prompt, tokens=len(row["tokens"]))
-    _, _, first = generate(path, "cpu", prompt=prompt, tokens=1)
-    logits = first.get("rLogits").data.ravel()
-    own = np.abs(logits - np.array(row["exact_logits"]))
-    apart = np.abs(logits - np.array(row["logits"]))
-    here = np.abs(np.array(row["logits"]) - np.array(row["exact_logits"]))
-    most = max(row["max_error"], here.max(), cache / 1.5)
-    print(f"\n{name:20} error against the unrounded model: max {own.max():.4f} mean {own.mean():.4f}; the peer's: "
-          f"max {most:.4f} mean {here.mean():.4f}; apart: max {apart.max():.4f} mean {apart.mean():.4f}")
-    assert own.max() <= 1.5 * most and apart.max() <= own.max() + most
-    if not cache:
-        mean = max(row["mean_error"], here.mean())
-        assert own.mean() <= 1.5 * mean and apart.mean() <= 2 * mean
+    row: what the oracle holds of the model.  slack: see `agreement.Errors`."""
+    if isinstance(row["sha256"], str):               # of adapters: a sum for each, which their test compares
+        assert sha256(path) == row["sha256"], "the peer ran another file"
+    text = agreement.over_text(path, row["text"], prompt, adapters=adapters)
+    errors = agreement.errors(text.logits, row, slack)
+    print(f"\n{name:20} {errors}; {text}")
+    assert not errors.missed() + text.missed()
+    tokens, registers, vm = generate(path, "cpu", prompt=prompt, tokens=len(row["tokens"]), adapters=tuple(adapters))
+    most = max(errors.theirs[0], slack / agreement.LUCK)
     stop = next((i for i, margin in enumerate(row["margin"]) if margin <= most), len(row["margin"]))
     assert tokens[:stop] == row["tokens"][:stop]
     assert vm.regions.regions, "nothing was compiled"
-    return stop
+    return text.logits
 
 
 def same_bytes_everywhere(path: Path, prompt: list[int], executors: Sequence[tuple[str, int]], tokens: int = 2,

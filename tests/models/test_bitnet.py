@@ -1,5 +1,5 @@
 """bitnet: llama.cpp's graph (SiLU) against llama.cpp's stored logits, BitNet-b1.58-2B4T's squared ReLU against those of
-transformers, ternary weights and scales of matrices."""
+transformers, ternary weights and scales of matrices, the same bytes on every executor and chunking."""
 from __future__ import annotations
 
 import gzip
@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import agreement
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.provider import Models
-from tests.models.peers import near_the_peer
+from tests.models.levels import at_levels
+from tests.models.peers import near_the_peer, same_bytes_everywhere
 from tests.models.test_architectures import rewritten, set_key, set_tensor
 from tests.models.test_llama import generate
 
@@ -28,7 +30,6 @@ def oracle(name: str) -> dict:
 
 SILU, RELU2 = oracle("tiny_bitnet"), oracle("tiny_bitnet_relu2")
 PROMPT, MODELS = SILU["prompt"], SILU["models"] | RELU2["models"]
-F16_CACHE = 0.03                    # what an f16 cache may change: llama.cpp's own change is 0.016
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +42,19 @@ def test_logits_and_tokens_against_the_peers(name, folder):
     """As near to the unrounded model as the peer is (`near_the_peer`); transformers rounds nothing in F32
     models, and its cache is exact."""
     assert RELU2["prompt"] == PROMPT
-    assert near_the_peer(name, tiny.build(folder, name), MODELS[name], PROMPT, F16_CACHE)
+    slack = agreement.F16_CACHE if name in RELU2["models"] else 0.0
+    near_the_peer(name, tiny.build(folder, name), MODELS[name], PROMPT, slack)
 
 
 def test_the_activation_matters(folder):
     """The squared ReLU is far from what SiLU gives for the same weights."""
     a, b = (np.array(MODELS[name]["exact_logits"]) for name in ("silu/F32", "relu2/F32"))
     assert np.abs(a - b).max() > 1
+
+
+@at_levels("name", ["scales/TQ2_0", "relu2/TQ2_0"])
+def test_same_bytes_everywhere(name, levels, folder):
+    same_bytes_everywhere(tiny.build(folder, name), PROMPT, levels)
 
 
 def test_both_ternary_types_compute_alike(folder):

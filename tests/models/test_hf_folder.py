@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from folder_tokenizers import byte_pairs, word_pieces
 
+from benchmarks import agreement
 from m3jit.cli import main as cli
 from m3jit.frontend import assemble
 from m3jit.models.hf_folder import HFFolder
@@ -45,20 +46,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def run(folder: Path, backend: str = "cpu", threads: int = 2, dense: bool = False, **options: Any) -> VM:
-    """The prompt run through a model.  dense: attention over the prompt's own keys and values, without the cache."""
+def run(folder: Path, backend: str = "cpu", threads: int = 2, **options: Any) -> VM:
+    """The prompt run through a model."""
     models = Models()
     text = models.assembly(models.load(str(folder)), options=Options(**{"max_tokens": 1, **options}))
     assert text.count(", sKV ") == text.count("ATTN ")
-    vm = VM(assemble(text.replace(", sKV ", " ") if dense else text), backend=backend, threads=threads, models=models)
+    vm = VM(assemble(text), backend=backend, threads=threads, models=models)
     vm.sinks["OUTPUT"] = CallbackSink("tokens", lambda _: None)
     vm.push_input(PROMPT)
     vm.run()
     return vm
 
 
-def error(name: str, vm: VM) -> np.ndarray:
-    logits, row = vm.get("rLogits").data.ravel(), ORACLE["models"][name]
+def error(name: str, logits: np.ndarray) -> np.ndarray:
+    logits, row = logits.ravel(), ORACLE["models"][name]
     assert int(logits.argmax()) == row["best"][-1]
     return np.abs(logits - np.array(row["logits"]))
 
@@ -70,10 +71,14 @@ def test_the_folder_is_the_one_the_oracle_saw(name, folders):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_logits_against_transformers(name, folders):
-    """In float32 throughout, as near to the float64 model as transformers is, up to the order of sums; the logits have
-    a standard deviation of 3 to 5."""
-    apart = error(name, run(folders[name], dense=True))
-    print(f"{name}: max {apart.max():.2g}, mean {apart.mean():.2g}")
+    """In float32 throughout (attention over the prompt's own keys and values, without a cache), as near to the float64
+    model as transformers is, up to the order of sums; the logits have a standard deviation of 3 to 5.  Perplexity and
+    greedy tokens: benchmarks/agreement.py."""
+    text = agreement.over_text(folders[name], ORACLE["models"][name]["text"], ORACLE["prompt"],
+                               change=agreement.without_cache)
+    apart = error(name, text.logits)
+    print(f"{name}: max {apart.max():.2g}, mean {apart.mean():.2g}; {text}")
+    assert not text.missed()
     assert apart.max() < 4 * ORACLE["models"][name]["float32_error"] + 1e-6
 
 
@@ -81,7 +86,7 @@ def test_logits_against_transformers(name, folders):
 def test_logits_with_a_cache(name, folders):
     """The cache rounds keys and values to F16, which moves logits by some thousandths, whatever the chunks."""
     whole, parts = (run(folders[name], chunk=chunk) for chunk in (64, 7))
-    apart = error(name, whole)
+    apart = error(name, whole.get("rLogits").data)
     print(f"{name}: max {apart.max():.2g}, mean {apart.mean():.2g}")
     assert apart.max() < 0.02 and apart.mean() < 0.005
     assert np.array_equal(whole.get("rLogits").data, parts.get("rLogits").data)

@@ -1,5 +1,5 @@
-"""Models as bytecode: tiny random llama files of every weight type against llama.cpp's stored logits, and the same
-bytes on every executor, thread count and prompt chunking.  The real SmolLM2 is in the slow tests."""
+"""Models as bytecode: tiny random llama files of every weight type, the same bytes on every executor, thread count and
+prompt chunking (against llama.cpp: test_weight_types.py).  The real SmolLM2 is in the slow tests."""
 from __future__ import annotations
 
 import gzip
@@ -34,12 +34,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_tiny_models.build(tmp_path_factory.mktemp("tiny"), TYPES + MORE_TYPES)
 
 
-def with_more_slowly() -> Any:
-    """Every weight type; of those in MORE_TYPES all but the mixed file are slow."""
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in MORE_TYPES if name != make_tiny_models.MIX]
-    return pytest.mark.parametrize("name", [*TYPES, make_tiny_models.MIX, *slow])
-
-
 def generate(path: Path, backend: str, *, prompt: Any = ORACLE["prompt"], tokens: int = 4, threads: int = 2,
              through_end: bool = True, **options: Any) -> tuple[list[int], dict[str, Any], VM]:
     """Token ids generated from a prompt, the machine's final registers as bytes, and the machine."""
@@ -57,21 +51,6 @@ def generate(path: Path, backend: str, *, prompt: Any = ORACLE["prompt"], tokens
     return [int(t) for t in "".join(out).split()], registers, vm
 
 
-@pytest.mark.parametrize("name", [n for n in TYPES + MORE_TYPES if n != make_tiny_models.MIX])
-def test_logits_against_llama_cpp(name, tiny):
-    """As near to the float64 model as llama.cpp is (which rounds activations, scales and its cache in other places),
-    and as near to llama.cpp as the two errors allow.  One position is compared, the peer's errors are over twelve:
-    hence the factor 1.5."""
-    row = ORACLE["models"][name]
-    _, _, vm = generate(tiny[name], "cpu", tokens=1)
-    logits = vm.get("rLogits").data.ravel()
-    own = np.abs(logits - np.array(row["exact_logits"]))
-    apart = np.abs(logits - np.array(row["logits"]))
-    assert own.max() <= 1.5 * row["max_error"] and own.mean() <= 1.5 * row["mean_error"]
-    assert apart.max() <= own.max() + row["max_error"] and apart.mean() <= 2 * row["mean_error"]
-    assert vm.regions.regions, "nothing was compiled"
-
-
 def test_matrices_of_different_types_in_a_layer(tiny):
     """The mixed file, at every position of the prompt: errors no larger than llama.cpp's over the same positions."""
     path, row, prompt = tiny[make_tiny_models.MIX], ORACLE["models"][make_tiny_models.MIX], ORACLE["prompt"]
@@ -79,15 +58,6 @@ def test_matrices_of_different_types_in_a_layer(tiny):
     errors = [np.abs(generate(path, "cpu", prompt=prompt[:n], tokens=1)[2].get("rLogits").data.ravel() - exact[n - 1])
               for n in range(1, len(prompt) + 1)]
     assert np.max(errors) <= 1.2 * row["max_error"] and np.mean(errors) <= 1.2 * row["mean_error"]
-
-
-@with_more_slowly()
-def test_greedy_tokens_against_llama_cpp(name, tiny):
-    """Equal up to the first position where the peer's own margin is within its logit error."""
-    row = ORACLE["models"][name]
-    tokens, _, _ = generate(tiny[name], "cpu", tokens=16)
-    stop = next((i for i, margin in enumerate(row["margin"]) if margin <= row["max_error"]), len(row["margin"]))
-    assert tokens[:stop] == row["tokens"][:stop]
 
 
 @at_levels("name", TYPES + MORE_TYPES, baseline=[make_tiny_models.MIX],           # which has several types

@@ -13,6 +13,7 @@ ORACLES = Path(__file__).parent
 sys.path.insert(0, str(ORACLES.parent.parent / "tools"))
 
 import make_tiny_models  # noqa: E402  (found through the path set above)
+import oracle_text  # noqa: E402
 from nasty_strings import nasty_strings, special_strings  # noqa: E402
 from reference_llama import ReferenceLlama  # noqa: E402
 
@@ -48,8 +49,19 @@ def test_float64_model_is_near_the_peer(name: str, models: dict[str, Path]) -> N
     np.testing.assert_allclose(exact, row["exact_logits"], rtol=1e-6, atol=1e-6)
     error = np.abs(np.array(row["logits"]) - exact)
     # f16 keys and values (and activations); bf16 activations; int8 activations per 32; the same per 256
-    limit = {"F32": 0.005, "F16": 0.005, "BF16": 0.04, "Q4_K": 0.25, "Q6_K": 0.25}.get(name, 0.15)
+    limit = {"F64": 0.005, "F32": 0.005, "F16": 0.005, "BF16": 0.04, "Q4_K": 0.25, "Q6_K": 0.25}.get(name, 0.15)
     assert error.mean() < limit < 0.1 * np.std(exact)
+
+
+def test_texts_are_those_that_the_float64_model_writes(models: dict[str, Path]) -> None:
+    """Drawn anew: the same tokens, and what is stored of the unrounded model; a text is no repetition."""
+    prompt, text = read("tiny_logits.json.gz")["prompt"], tiny_row("Q8_0")["text"]
+    model = ReferenceLlama(models["Q8_0"], keep=True)
+    first = oracle_text.prompts(prompt, make_tiny_models.VOCAB)[:1]
+    found = oracle_text.drawn(prompt, make_tiny_models.VOCAB, model.forward, first)
+    assert [ids[len(prompt):] for ids in found] == text["drawn"][:1]
+    assert len(set(sum(text["drawn"], []))) > 100
+    assert [len(text[part]) for part in ("drawn", "best", "margin")] == [oracle_text.PROMPTS] * 3
 
 
 def test_seed_changes_the_weights(tmp_path: Path) -> None:
