@@ -7,6 +7,7 @@ import pytest
 import m3jit
 from m3jit.errors import Trap
 from m3jit.isa.kv_layout import FAN
+from m3jit.vm.checked import comparable
 
 ROWS = np.random.default_rng(1).standard_normal((5, 12)).astype(np.float32)
 BACKENDS = ("interpreter", "cpu")
@@ -84,3 +85,12 @@ def test_a_page_table_of_several_leaves():
         found.append((vm.get("rA").data.tobytes(), outcome(vm)))
         assert len(vm.machine.state_of(vm.main, 0).pages(0).leaves) == 2
     assert found[0] == found[1]
+
+
+def test_checked_mode_compares_rows_of_layers_behind_one_without_rows():
+    """Hybrids attend in some of their layers, not always in the first."""
+    text = "ATTN rY, rX, rX, rX, sKV HEADS=2 LAYER=3 CAUSAL\nHALT"
+    stream = (vm := run(text, "interpreter")).machine.state_of(vm.main, 0)
+    other = stream.truncate(4).append(3, ROWS[4:] + 1, ROWS[4:])
+    again = stream.truncate(4).append(3, ROWS[4:], ROWS[4:])
+    assert comparable(stream) == comparable(again) != comparable(other)
