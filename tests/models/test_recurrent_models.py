@@ -1,6 +1,5 @@
-"""mamba, mamba2 and hybrids as bytecode: tiny random models of each against llama.cpp's stored logits, the same bytes
-on every executor, thread count and prompt chunking, roll-back of whole models, and the errors of files that do not
-fit."""
+"""mamba, mamba2 and hybrids as bytecode: tiny random models of each against llama.cpp's stored logits,
+roll-back of whole models, and the errors of files that do not fit."""
 from __future__ import annotations
 
 import gzip
@@ -19,12 +18,10 @@ from m3jit.models.architectures import ARCHITECTURES
 from m3jit.models.model_error import ModelFileError
 from m3jit.models.program import Options
 from m3jit.models.provider import Models
-from m3jit.vm.batch import Batch
 from m3jit.vm.vm import VM
-from tests.models.levels import at_levels
-from tests.models.peers import near_the_peer, same_bytes_everywhere
+from tests.models.peers import near_the_peer
 from tests.models.test_architectures import rewritten
-from tests.models.test_llama import generate, register_of
+from tests.models.test_llama import generate
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -33,7 +30,6 @@ import make_tiny_recurrent as tiny_models  # noqa: E402  (found through the path
 
 ORACLE = json.loads(gzip.decompress((ROOT / "tests/oracles/tiny_recurrent.json.gz").read_bytes()))
 PROMPT = ORACLE["prompt"]
-QUANTISED = [f for f, family in tiny_models.FAMILIES.items() if "Q8_0" in family.types]
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +47,6 @@ def test_logits_and_tokens_against_llama_cpp(name, folder):
     """Without weights or a cache that are rounded the peer's error is 0, and only the order of sums differs."""
     logits = near_the_peer(name, tiny_models.build(folder, name), ORACLE["models"][name], PROMPT, agreement.SUMS)
     assert logits.std() > 1
-
-
-@at_levels("family", QUANTISED, baseline=["granitehybrid"])     # which has all there is
-def test_same_bytes_everywhere(family, levels, folder):
-    """Interpreter, CPU levels, threads: tokens and every register; prompt chunks of 1, 7 and all: tokens and logits."""
-    same_bytes_everywhere(tiny_models.build(folder, f"{family}/Q8_0"), PROMPT[:10], levels)
 
 
 TWICE = """    COMPARE rPos, 0
@@ -89,29 +79,6 @@ def test_a_step_that_is_taken_back_leaves_no_trace(family, folder):
     _, _, straight = generate(path, "cpu", prompt=PROMPT, tokens=5, chunk=7)
     assert vm.get("rMade") == 5 and vm.get("rTwice") == 0
     assert vm.get("rLogits").tobytes() == straight.get("rLogits").tobytes()
-
-
-@pytest.mark.parametrize("family", ["mamba", "granitehybrid"])
-def test_machines_of_a_batch_keep_their_states_apart(family, folder):
-    models = Models()
-    model = models.load(str(tiny_models.build(folder, f"{family}/Q8_0")))
-    program = assemble(models.assembly(model, options=Options(max_tokens=5)).replace("IF_EQUAL done", "NOP").replace(
-        "STREAM rToken, OUTPUT TEXT MODEL=rModel", "NOP"))
-
-    def machine(length: int) -> VM:
-        vm = VM(program, backend="cpu", threads=2, models=models)
-        vm.push_input(np.array(PROMPT[-length:], np.int64))
-        return vm
-    together, batch = [machine(n) for n in (3, 8, 21)], Batch()
-    members = [batch.add(vm) for vm in together]
-    batch.run()
-    assert [m.error for m in members] == [None] * 3 and batch.stats["joined_launches"] > 0
-    for vm, length in zip(together, (3, 8, 21)):
-        alone = machine(length)
-        alone.run()
-        assert vm.get("rLogits").tobytes() == alone.get("rLogits").tobytes()
-        a, b = (v.machine.state_of(v.main, 0) for v in (vm, alone))
-        assert a.shapes == b.shapes and all(a.array(*k).tobytes() == b.array(*k).tobytes() for k in a.cells)
 
 
 def test_the_program_says_what_it_does(folder):
