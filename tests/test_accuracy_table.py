@@ -4,16 +4,61 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from benchmarks import agreement
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("only, rows", [("qwen2/F32", 1), ("folder/bert", 1)])
-def test_rows_of_the_table(only, rows):
+@pytest.mark.parametrize("only, rows, columns", [("qwen2/F32", 2, 17), ("llama/F64", 1, 17), ("folder/bert", 1, 5)])
+def test_rows_of_the_table(only, rows, columns):
+    """Errors, perplexities with their ratio, equal tokens of so many; encoders have errors alone."""
     done = subprocess.run([sys.executable, "-m", "benchmarks.accuracy", "--only", only], cwd=ROOT, capture_output=True,
                           text=True, timeout=240)
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and lines[-1] == "every row is met", done
-    assert len([line for line in lines if line.startswith(only)]) == rows
+    found = [line for line in lines if only in line]
+    assert len(found) == rows
+    for line in found:
+        parts = line.replace(", qwen2", ",qwen2").split()
+        assert len(parts) == columns, line
+        if columns > 5:
+            ours, peer, ratio, same, _, compared = parts[6:12]
+            assert abs(float(ratio) - 1) < 0.001 and float(ours) == pytest.approx(float(peer), rel=0.001)
+            assert same == compared and int(same) > 500
+
+
+def text(**changes: Any) -> dict[str, Any]:
+    """An oracle's text of 200 tokens whose margins are 1, of a vocabulary of 3."""
+    best = [[0] * 10 for _ in range(20)]
+    return {"best": best, "exact_best": [], "margin": [[100] * 10 for _ in range(20)], "mean_error": 0.02,
+            "nll": 1.0} | changes
+
+
+def judged(row: dict[str, Any], nll: float = 1.0, others: int = 0) -> list[str]:
+    logits = np.zeros((20, 10, 3))
+    logits[..., 0] = 1
+    logits.reshape(-1, 3)[:others, 1] = 2
+    return agreement.judged(row, nll, logits).missed()
+
+
+def test_what_is_not_met_is_said():
+    assert judged(text()) == judged(text(), 1.0099) == judged(text(), 0.9901) == []
+    assert "perplexity" in judged(text(), 1.0101)[0] and "perplexity" in judged(text(), 0.98)[0]
+    assert judged(text(), float("nan"))
+    assert judged(text(), others=1) == ["1 of 200 clear tokens differ"]
+    unclear = text(margin=[[100] * 10] * 10 + [[10] * 10] * 10, mean_error=0.05)
+    assert judged(unclear) == [] and "only 99" in judged(unclear | {"exact_best": [[0, 1]]})[0]
+    few = text(margin=[[10] * 10] + [[100] * 10] * 19, mean_error=0.05)
+    assert judged(few, others=5) == [] and "6 tokens are not" in judged(few, others=6)[0]
+
+
+def test_errors_that_are_too_large_are_said():
+    row = {"exact_logits": [0.0, 0.0], "logits": [0.1, 0.05], "max_error": 0.1, "mean_error": 0.05}
+    for logits, missed in (([0.1, 0.1], 0), ([0.16, 0.0], 1), ([0.14, 0.14], 1), ([-0.14, -0.08], 1),
+                           ([float("nan"), 0.0], 3)):
+        assert len(agreement.errors(np.array(logits), row).missed()) == missed, logits
