@@ -213,7 +213,8 @@ class Engine:
         self._regions: weakref.WeakValueDictionary[int, NativeRegion] = weakref.WeakValueDictionary()
         self._names = 0
         if self.target.runnable:
-            self._jit = llvm.create_lljit_compiler(self.target.machine(jit=True))
+            # The older linker ends the process where the address space has no room near by for all parts of an object.
+            self._jit = llvm.create_lljit_compiler(self.target.machine(jit=True), use_jit_link=True)
             self._imports = runtime.imports()
             self._runtime = self._unit("runtime", lambda: runtime.runtime_text(self.target, counted), "m3_launch",
                                        (*_CALLED, "m3_worker", "m3_stop"))
