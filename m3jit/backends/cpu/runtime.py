@@ -57,8 +57,8 @@ URGENT = 2                 # a stop word from this on: leave between two chunks 
 
 _DONE_SPINS = 256          # pauses before yielding while a worker finishes its chunk: about 10 microseconds
 _IDLE_SPINS = 1000         # an idle worker: about 30 microseconds of pauses,
-_IDLE_YIELDS = 2000        # then about 1 ms of yielding, then sleep: Python takes 0.1 to 0.25 ms between tokens, and who
-                           # wakes a sleeper works alone meanwhile (200 yields: 1 % slower for SmolLM2)
+_IDLE_YIELDS = 2000        # then about 1 ms of yielding, then sleep: Python takes 0.1 to 0.25 ms between two tokens,
+                           # and who wakes a sleeper works alone meanwhile (200 yields: 1 % slower for SmolLM2)
 
 
 def imports() -> dict[str, int]:
