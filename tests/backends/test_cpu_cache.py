@@ -179,7 +179,7 @@ def test_a_forked_child_has_its_own_workers():
 
 
 def test_sleeping_workers_wake_up():
-    """Workers sleep after a fraction of a millisecond; a launch long after must reach them."""
+    """Workers sleep after about a millisecond; a launch long after must reach them."""
     region = engine("native").region(chain_plan(3, 6400))
     reference = None
     for wait in (0.0, 0.05, 0.2):
