@@ -129,6 +129,6 @@ def _from_file(path: str) -> Any:
     try:
         return Tensor.of(read_npy(path))
     except OSError as error:
-        raise ValueError(f"cannot read {path or repr(path)}: {error.strerror or error}") from None
+        raise ValueError(f"cannot read {path or repr(path)}: {error.strerror or error}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -67,7 +67,7 @@ def _written(source: Any, choice: Any, path: Path, threads: int) -> Any:
             summary = write(source, choice, file.handle, threads, step)
             file.commit()
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
     finally:
         progress.step("", 1, 1)
     return summary

@@ -161,7 +161,7 @@ def _from_file(dtype: DType, value: Value, find: Callable[[str], str | None]) ->
             raise TextError(value, f"{name} has {os.path.getsize(path)} bytes; {MAX_BLOB} are allowed")
         array = read_npy(path, mapped=True)
     except OSError as e:
-        raise TextError(value, f"cannot read {name}: {e.strerror or e}") from None
+        raise TextError(value, f"cannot read {name}: {e.strerror or e}") from e
     except ValueError as e:
         raise TextError(value, f"{name} {e}") from None
     stored = numpy_dtype(array.dtype.name)

@@ -24,6 +24,6 @@ def map_file(path: str, shortest: int, shortest_is: str, kind: str, damaged: str
             return mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ), status.st_mtime_ns
     except OSError as error:
         raise ModelFileError(path, f"cannot be opened ({error.strerror})",
-                             remedy="Check the path and its permissions.") from None
+                             remedy="Check the path and its permissions.") from error
     except ValueError as error:  # a path with a NUL, or a file that shrank between fstat and mmap
         raise ModelFileError(path, f"cannot be opened ({error})", remedy="Check the path.") from None

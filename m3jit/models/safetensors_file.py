@@ -260,7 +260,7 @@ def read_json(path: Path, limit: int = MAX_INDEX_BYTES) -> dict[str, Any]:
             raw = file.read(limit + 1)
     except OSError as error:
         raise ModelFileError(path, f"cannot be opened ({error.strerror})",
-                             remedy="Check the path and its permissions.") from None
+                             remedy="Check the path and its permissions.") from error
     if len(raw) > limit:
         raise ModelFileError(path, f"has more than {limit} bytes", expected="a small JSON file")
     return parse_json(os.fspath(path), raw, "text")

@@ -70,7 +70,7 @@ class LogWriter:
         try:
             self._file = _opened(path)
         except OSError as e:
-            raise UserError(_not_opened(path, e)) from None
+            raise UserError(_not_opened(path, e)) from e
         self._write(MAGIC + struct.pack("<I", FORMAT))
         self._record(HEAD, payload)
         if self._error is not None:
@@ -235,7 +235,7 @@ class LogReader:
             self.size = os.fstat(self._file.fileno()).st_size
             start = self._file.read(len(MAGIC) + 4)
         except OSError as e:
-            raise LogError(f"{path}: {e.strerror or e}") from None
+            raise LogError(f"{path}: {e.strerror or e}") from e
         if start[:len(MAGIC)] != MAGIC[:len(start)] or not start:
             raise LogError(f"{path}: is no log of a run; `m3jit record` makes one")
         if len(start) < len(MAGIC) + 4:
@@ -352,7 +352,7 @@ class LogReader:
         try:
             return self._file.read(count)
         except OSError as e:
-            raise LogError(f"{self.path}: cannot be read at byte {self.at}: {e.strerror or e}") from None
+            raise LogError(f"{self.path}: cannot be read at byte {self.at}: {e.strerror or e}") from e
 
     def _damaged(self, what: str) -> LogError:
         return LogError(f"{self.path}: record {self._number} (byte {self.at}) {what}; the file was changed "

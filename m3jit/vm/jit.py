@@ -93,13 +93,6 @@ def instructions(f: Function) -> int:
     return sum(s.count for b in f.blocks for s in b.body if isinstance(s, Retired))
 
 
-def only_branches(f: Function) -> bool:
-    """Whether nothing is done but to find out where to go on: no register is written, whatever the way."""
-    leaves = [b.end for b in f.blocks if isinstance(b.end, Leave)]
-    leaves += [s.leave for b in f.blocks for s in b.body if isinstance(s, Check)]
-    return not any(leave.env for leave in leaves)
-
-
 class Jit:
     """The `regions` of an interpreter (m3jit.vm.interpreter.Regions)."""
 
@@ -274,8 +267,9 @@ class Jit:
         point.looked = True
         point.weight = touched_bytes(f, syms)
         loop = any(b.poll and comes_again(b) for b in f.blocks)
-        if not loop and (only_branches(f) or not self.eager and not point.weight and point.visits >= HOT_VISITS and
-                         instructions(f) < WORTH_ENTERING):
+        small = not self.eager and not point.weight and point.visits >= HOT_VISITS and \
+            instructions(f) < WORTH_ENTERING
+        if not loop and (small or not point.variants and self._only_branches(f)):
             self._give_up(point)
             return None
         if not (self.eager or point.weight >= ENOUGH_BYTES or point.visits >= HOT_VISITS or
@@ -291,6 +285,14 @@ class Jit:
         if len(point.variants) > 3:
             self.log.append(f"region at {point.pc:#x} has {len(point.variants)} variants")
         return compiled
+
+    def _only_branches(self, f: Function) -> bool:
+        """Whether nothing is done but to find out where to go on, and whatever kinds registers hold: no register is
+        written on any way, and each ends before an instruction that is never compiled."""
+        leaves = [b.end for b in f.blocks if isinstance(b.end, Leave)]
+        leaves += [s.leave for b in f.blocks for s in b.body if isinstance(s, Check)]
+        ends = [self.image.at(leave.pc) for leave in leaves]
+        return not any(leave.env for leave in leaves) and all(i is None or i.op.route != "value" for i in ends)
 
     def _give_up(self, point: Point) -> None:
         """Nothing at this point is worth compiling: interpret it without asking."""

@@ -72,7 +72,8 @@ def _in_large_pages(mapped: Any) -> None:
 
 
 class WeightStore:
-    """Addresses of weights by (tensor, layout).  What it hands out lives as long as the tensor."""
+    """Addresses of weights by (tensor, layout).  What it hands out lives as long as the tensor (of
+    several: the first)."""
 
     def __init__(self, root: Path | None = None, progress: Callable[[str, int, int], None] | None = None):
         base = cache_root()
