@@ -13,8 +13,8 @@ import make_tiny_recurrent  # noqa: E402
 
 RECURRENT = ("mamba2/F32", "jamba/F32")
 FAMILIES = ("llama3/Q8_0", "plain/new/F32", *RECURRENT)        # one for each way a model can keep its state
-EVERY = {"llama": "llama3/Q8_0", "llama-experts": "llama-experts/Q8_0", "qwen2": "qwen2/Q8_0", "qwen3": "qwen3/Q8_0",
-         "qwen3moe": "qwen3moe/Q8_0", "gemma2": "gemma2/Q8_0", "gemma3": "gemma3/Q8_0", "phi3": "phi3-long/Q8_0",
+EVERY = {"llama": "llama3/Q8_0", "llama-experts": "llama-experts/Q4_K", "qwen2": "qwen2/Q8_0", "qwen3": "qwen3/Q8_0",
+         "qwen3moe": "qwen3moe/Q8_0", "gemma2": "gemma2/Q4_K", "gemma3": "gemma3/Q8_0", "phi3": "phi3-long/Q4_K",
          "olmo2": "olmo2/Q8_0", "deepseek2": "plain/old/Q8_0", "deepseek2-experts": "experts/new/F32",
          "bitnet": "scales/TQ2_0", "bitnet-relu2": "relu2/TQ2_0", "mamba": "mamba/Q8_0", "mamba2": "mamba2/Q8_0",
          "jamba": "jamba/Q8_0", "granitehybrid": "granitehybrid-experts/Q8_0"}
