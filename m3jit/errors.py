@@ -6,6 +6,7 @@ traceback helps.  `InternalError`: m3jit is at fault; the message asks for a rep
 from __future__ import annotations
 
 import errno
+import importlib
 
 LONGEST_WORD, LONGEST_TEXT = 100, 1000                 # characters of what a message quotes
 
@@ -142,3 +143,16 @@ def no_memory(error: BaseException | None) -> BaseException | None:
         seen.add(id(error))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
+
+
+def needs_library(name: str, extra: str, who: str) -> None:
+    """Import a library that only `who` needs.  UnsupportedError: it is not installed (it comes with the extra `extra`
+    of m3jit), or cannot be loaded."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        if no_memory(error):
+            raise
+        why = "is not installed" if error.name == name else f"cannot be loaded ({error})"
+        raise UnsupportedError(f"{who} needs {name}, which {why}: pip install 'm3jit[{extra}]', or use the backend "
+                               "cpu, which needs nothing more") from None

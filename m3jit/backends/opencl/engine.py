@@ -15,23 +15,11 @@ import numpy as np
 
 from m3jit.backends.group_memory import group_memory_bytes, uses_type
 from m3jit.backends.opencl.render import render_opencl, symbol
-from m3jit.errors import InternalError, UnsupportedError, UserError, no_memory
+from m3jit.errors import InternalError, UserError, needs_library
 from m3jit.ir.loop import Kernel
 from m3jit.ir.loop_text import print_kernel
 
 BUILD_OPTIONS = ["-cl-std=CL1.2", "-w"]            # no option that loosens arithmetic; -w: no warnings
-
-
-def needs_pyopencl() -> None:
-    """UnsupportedError when the extra `opencl` is not installed, or cannot be loaded."""
-    try:
-        import pyopencl  # noqa: F401
-    except ImportError as error:
-        if no_memory(error):
-            raise
-        why = "is not installed" if error.name == "pyopencl" else f"cannot be loaded ({error})"
-        raise UnsupportedError(f"the OpenCL backend needs pyopencl, which {why}: pip install 'm3jit[opencl]', or use "
-                               "the backend cpu, which needs nothing more") from None
 
 
 def devices() -> list[Any]:
@@ -78,7 +66,7 @@ class OpenCLEngine:
     UnsupportedError: pyopencl is not installed; UserError: there is no device, or none that gives the bytes."""
 
     def __init__(self, name: str = ""):
-        needs_pyopencl()
+        needs_library("pyopencl", "opencl", "the OpenCL backend")
         found = devices()
         if not found:
             raise UserError(

@@ -14,7 +14,7 @@ import numpy as np
 from m3jit.backends.python import runtime_plain
 from m3jit.backends.python.control_word import default_rounding
 from m3jit.backends.python.render import identifier, render_python
-from m3jit.errors import UnsupportedError, no_memory
+from m3jit.errors import needs_library
 from m3jit.ir.loop import Kernel
 from m3jit.ir.plan import (ABANDONED, Barrier, Branch, Copy, Exit, FrameWord, Jump, Launch, Plan, Poll, Retire,
                            Scalar, StoreFrame)
@@ -75,18 +75,6 @@ def _element(dtype: str, base: int, index: int) -> Any:
 _ARGUMENT: dict[str, Callable] = {"ptr": int, "i64": int, "i32": int, "f32": np.float32, "f64": np.float64}
 
 
-def needs_numba(who: str) -> None:
-    """UnsupportedError when the extra `numba` is not installed, or cannot be loaded.  who: what wants it."""
-    try:
-        import numba  # noqa: F401
-    except ImportError as error:
-        if no_memory(error):
-            raise
-        why = "is not installed" if error.name == "numba" else f"cannot be loaded ({error})"
-        raise UnsupportedError(f"{who} needs numba, which {why}: pip install 'm3jit[numba]', or use the backend cpu, "
-                               "which needs nothing more") from None
-
-
 class PythonEngine:
     """engine.kernel(kernel)(args), engine.region(plan).run(frame, nthreads); the same interface as the CPU engine."""
 
@@ -94,7 +82,7 @@ class PythonEngine:
         if mode not in ("plain", "numba"):
             raise ValueError(f"the Python backend runs plain or numba, not {mode!r}")
         if mode == "numba":
-            needs_numba("backend numba")
+            needs_library("numba", "numba", "backend numba")
         self.mode = mode
         self.compiled: dict[str, Callable] = {}      # by digest
         self.launches: dict[str, int] = {}           # kernel name -> times run
