@@ -14,22 +14,23 @@ Q5_0    352        d f16[16]; 1 vector of fifth bits: bit v of byte i is that of
 Q5_1    384        d f16[16], m f16[16]; fifth bits and 4 vectors as Q5_0
 IQ4_NL  288        as Q4_0; the nibbles number entries of a table
 MXFP4   272        e u8[16]; 4 vectors as Q4_0
-Q4_K    2304       d f16[16], dmin f16[16]; 3 vectors: the 12 bytes of packed 6-bit scales and mins; 32 vectors:
-                   vector 8c + v (c = 0..3) = file bytes qs[32c + 4v ..]: low nibbles are elements 64c + 4v + i of the
-                   super-block (sub-block 2c), high nibbles 64c + 32 + 4v + i (sub-block 2c + 1)
-Q5_K    2816       d, dmin and scales as Q4_K; 8 vectors of fifth bits: bit j of byte i of vector v is that of element
-                   32j + 4v + i; 32 vectors as Q4_K
-Q6_K    3360       d f16[16]; scales i8[16 sub-blocks][16 rows]; 48 vectors: 4 groups g = 2h + s of 12 (half h of 128
-                   elements, s = 0..1), each for v = 0..3: a = ql[64h + 16s + 4v ..], b = ql[64h + 32 + 16s + 4v ..],
-                   c = qh[32h + 16s + 4v ..].  (a & 15) | (c & 3) << 4 are elements 128h + 16s + 4v + i (sub-block
-                   8h + s), (b & 15) | (c >> 2 & 3) << 4 those 32 on (sub-block 8h + s + 2),
+Q4_K    2304       4 pieces c of 9 vectors: the heads of 16 rows (`layout_codes`: mins, scales, bits of d and dmin);
+                   8 vectors v = file bytes qs[32c + 4v ..]: low nibbles are elements 64c + 4v + i of the super-block
+                   (sub-block 2c), high nibbles 64c + 32 + 4v + i (sub-block 2c + 1)
+Q5_K    2816       4 pieces c of 11 vectors: heads; 2 vectors w of fifth bits: bit 2q + h of byte i is that of element
+                   64c + 32h + 16w + 4q + i; 8 vectors as Q4_K
+Q6_K    3360       d f16[16]; 4 pieces g = 2h + s (half h of 128 elements, s = 0..1): scales i8[4 parts p][16 rows] of
+                   the sub-blocks 8h + s + 2p; 12 vectors, for each v = 0..3: a = ql[64h + 16s + 4v ..],
+                   b = ql[64h + 32 + 16s + 4v ..], c = qh[32h + 16s + 4v ..].  (a & 15) | (c & 3) << 4 are elements
+                   128h + 16s + 4v + i (part 0), (b & 15) | (c >> 2 & 3) << 4 those 32 on (part 1),
                    (a >> 4) | (c >> 4 & 3) << 4 and (b >> 4) | (c >> 6) << 4 the next two; values 0..63
-Q2_K    1344       d f16[16], dmin f16[16]; scales and mins u8[16 sub-blocks][16 rows] (low nibble the scale); 16
-                   vectors: groups g = 2h + s of 4, v = 0..3: qs[32h + 16s + 4v ..]; bits 2p, 2p + 1 are elements
-                   128h + 32p + 16s + 4v + i (sub-block 8h + 2p + s)
-Q3_K    1824       d f16[16]; scales - 32 i8[16][16 rows] (unpacked from 6 bits); 8 vectors hmask[4v ..]: bit 4h + p is
-                   bit 2 of the elements above; 16 vectors as Q2_K; values 0..7, bias 4 removed by the kernel
-IQ4_XS  2208       d f16[16]; scales - 32 i8[8 sub-blocks][16 rows] (unpacked from 6 bits); 32 vectors: vector 4j + v =
+Q2_K    1344       d f16[16], dmin f16[16]; 4 pieces g = 2h + s: scales and mins u8[4 parts p][16 rows] of the
+                   sub-blocks 8h + s + 2p (low nibble the scale); 4 vectors v: qs[32h + 16s + 4v ..]; bits 2p, 2p + 1
+                   are elements 128h + 32p + 16s + 4v + i
+Q3_K    1824       d f16[16]; 4 pieces g: scales - 32 i8[4 parts p][16 rows] (unpacked from 6 bits); 2 vectors w of
+                   third bits: bit 4u + p of byte i is bit 2 of element 128h + 32p + 16s + 8w + 4u + i; 4 vectors as
+                   Q2_K; values 0..7, bias 4 removed by the kernel
+IQ4_XS  2208       d f16[16]; 8 pieces j: scale - 32 of a sub-block i8[16 rows] (unpacked from 6 bits); 4 vectors v =
                    qs[16j + 4v ..], low nibbles elements 32j + 4v + i, high ones 32j + 16 + 4v + i; as IQ4_NL
 TQ2_0   1056       d f16[16]; 16 vectors: vector 8h + v = qs[32h + 4v ..]; bits 2p, 2p + 1 are elements
                    128h + 32p + 4v + i; values 0..2, bias 1 removed by the kernel
@@ -50,7 +51,7 @@ from m3jit.kernels.layout_codes import RECODED
 
 ROWS = 16                                    # rows of a tile = lanes of the kernels that read it
 PACKED = BLOCKS                              # dtypes with an R16 layout
-VERSION = 2                                  # changes when a byte of a layout changes (part of the key of cached files)
+VERSION = 3                                  # changes when a byte of a layout changes (part of the key of cached files)
 AT_ONCE = 4 << 20                            # bytes of file blocks recoded at once
 
 
@@ -88,14 +89,17 @@ _FIELDS: dict[str, list[tuple[int, int, int]]] = {
     "Q5_1": [(0, 2, 1), (2, 2, 1), (4, 4, 1), (8, 4, 4)],
     "IQ4_NL": [(0, 2, 1), (2, 4, 4)],
     "MXFP4": [(0, 1, 1), (1, 4, 4)],
-    "Q4_K": [(0, 2, 1), (2, 2, 1), (4, 4, 3), (16, 4, 32)],
-    "Q5_K": [(0, 2, 1), (2, 2, 1), (4, 4, 3), (16, 4, 8), (48, 4, 32)],
-    "Q6_K": [(208, 2, 1), (192, 1, 16)] + [
-        (start + 4 * v, 4, 1) for h in range(2) for s in range(2) for v in range(4)
-        for start in (64 * h + 16 * s, 64 * h + 32 + 16 * s, 128 + 32 * h + 16 * s)],
-    "Q2_K": [(80, 2, 1), (82, 2, 1), (0, 1, 16), (16, 4, 16)],
-    "Q3_K": [(0, 2, 1), (2, 1, 16), (18, 4, 8), (50, 4, 16)],
-    "IQ4_XS": [(0, 2, 1), (2, 1, 8), (10, 4, 32)],
+    "Q4_K": [f for c in range(4) for f in ((4 * c, 4, 1), (16 + 32 * c, 4, 8))],
+    "Q5_K": [f for c in range(4) for f in ((4 * c, 4, 1), (16 + 8 * c, 4, 2), (48 + 32 * c, 4, 8))],
+    "Q6_K": [(208, 2, 1)] + [f for h in range(2) for s in range(2) for f in (
+        *((192 + 8 * h + s + 2 * p, 1, 1) for p in range(4)),
+        *((start + 4 * v, 4, 1) for v in range(4)
+          for start in (64 * h + 16 * s, 64 * h + 32 + 16 * s, 128 + 32 * h + 16 * s)))],
+    "Q2_K": [(80, 2, 1), (82, 2, 1)] + [f for h in range(2) for s in range(2) for f in (
+        *((8 * h + s + 2 * p, 1, 1) for p in range(4)), (16 + 32 * h + 16 * s, 4, 4))],
+    "Q3_K": [(0, 2, 1)] + [f for h in range(2) for s in range(2) for f in (
+        *((2 + 8 * h + s + 2 * p, 1, 1) for p in range(4)), (18 + 16 * h + 8 * s, 4, 2), (50 + 32 * h + 16 * s, 4, 4))],
+    "IQ4_XS": [(0, 2, 1)] + [f for j in range(8) for f in ((2 + j, 1, 1), (10 + 16 * j, 4, 4))],
     "TQ1_0": [(64, 2, 1), (0, 4, 16)],
     "TQ2_0": [(64, 2, 1), (0, 4, 16)],
 }

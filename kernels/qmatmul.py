@@ -151,15 +151,29 @@ def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
 
     def tokens(first: Value, count: int) -> None:
         records = [shape.record(act, first + i) for i in range(count)]
-        if up_dtype is dtype and dtype.block == 32:
+        if up_dtype is not dtype:
+            gs, us = (accumulate(b, s, [w], records)[0] for s, w in weights)
+        elif len(pointers) == 2:
             gs, us = accumulate(b, shape, [w for _, w in weights], records)
         else:
-            gs, us = (accumulate(b, s, [w], records)[0] for s, w in weights)
+            gs, us = _one_after_the_other(b, shape, weights[0][1], records)
         for i, (g, u) in enumerate(zip(gs, us)):
             value = g * scalar_math.sigmoid(b, g) * u
             b.store_lanes("f32", y, shape.rows * (first + i) + row, b.canonical_nan(value), inside)
     token_tiles(b, shape.tokens, tokens, tiles_of(dtype) if up_dtype is dtype or dtype.block == 256 else TOKEN_TILES)
     return b.finish()
+
+
+def _one_after_the_other(b: Builder, shape: Shape, w: Buffer, records: Sequence[Buffer]) -> list[list[Value]]:
+    """[tile][token] dot products of two tiles that follow on each other; both by the same loads (two loops: 0.94 of a
+    plain read loop, so 0.97)."""
+    both = [[b.var("f32", 0.0) for _ in records] for _ in range(2)]
+    with b.loop(0, 2) as tile:
+        values = accumulate(b, shape, [w.at(tile * (shape.blocks * layout.tile_block_bytes(shape.dtype)))], records)[0]
+        for first, second, value in zip(*both, values):
+            first.set(second.get())
+            second.set(value)
+    return [[v.get() for v in of_tile] for of_tile in both]
 
 
 def gated_weights(dtype: DType) -> Sequence[str]:

@@ -16,6 +16,7 @@ import hashlib
 import math
 import mmap
 import os
+import re
 import threading
 import weakref
 from pathlib import Path
@@ -64,11 +65,17 @@ class _Pieces:
         self.filled = 0
 
 
-def _in_large_pages(mapped: Any) -> None:
-    """Ask Linux to read what is not in memory yet in pages of 2 MB (52 MB read anew: 51 in such pages, 10 unasked)."""
+def _in_large_pages(mapped: mmap.mmap) -> None:
+    """Ask Linux to read what is not in memory yet in pages of 2 MB.
+
+    At random: a page at a time then, as it is needed.  What Linux reads ahead comes in small pages in between, and they
+    stay (a 1.1B Q4_K_M model read anew: 332 of 601 MB in large pages with reading ahead, 554 without, in the same
+    time).  Before 5.18 it would read 4 KB at a time."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):       # a kernel without such pages; nothing but speed hangs on it
             mapped.madvise(mmap.MADV_HUGEPAGE)
+            if tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2]) >= (5, 18):
+                mapped.madvise(mmap.MADV_RANDOM)
 
 
 class WeightStore:
@@ -173,12 +180,13 @@ class WeightStore:
         removed)."""
         try:
             with open(path, "rb") as f:
-                if f.read(HEADER) == head and os.fstat(f.fileno()).st_size == HEADER + nbytes:
-                    with contextlib.suppress(OSError):           # another user's: it is as good
-                        os.utime(path)
-                    mapped = np.memmap(f, np.uint8, "r", HEADER, (nbytes,))
+                if os.fstat(f.fileno()).st_size == HEADER + nbytes:
+                    mapped = np.memmap(f, np.uint8, "r", shape=(HEADER + nbytes,))
                     _in_large_pages(mapped.base)
-                    return mapped.view(np.ndarray)
+                    if mapped[:HEADER].tobytes() == head:        # not by `f`: that would read small pages
+                        with contextlib.suppress(OSError):       # another user's: it is as good
+                            os.utime(path)
+                        return mapped[HEADER:].view(np.ndarray)
             path.unlink(missing_ok=True)
         except FileNotFoundError:                      # it is made then
             pass

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 
+from m3jit.ir.eager_blocks import scales_k4
 from m3jit.ir.eager_encode import pack_trits
 from m3jit.isa.types import DTYPES, F32
 from m3jit.kernels import layout
@@ -28,6 +29,22 @@ def test_documented_positions_of_q8_0():
     tile = layout.repack(d, raw, 32, 128).reshape(2, 4, 544)[1, 2]
     assert tile[32 + 3 * 64 + 4 * 5 + 1] == raw[21, 2, 2 + 13] ^ 0x80
     assert (tile[2 * 5:2 * 5 + 2] == raw[21, 2, :2]).all()
+
+
+@pytest.mark.parametrize("name, size", (("Q4_K", 576), ("Q5_K", 704)))
+def test_documented_positions_of_the_heads(name, size):
+    """Byte 4r + i of the first vector of a piece: mins, then scales of its two sub-blocks in row r, and two bits of
+    byte 4r + i of the d and dmin of all rows."""
+    dtype = DTYPES[name]
+    raw = np.random.default_rng(1).integers(0, 256, (32, 2, dtype.nbytes), dtype=np.uint8)
+    heads = layout.repack(dtype, raw, 32, 512).reshape(2, 2, 4, size)[1, 1, :, :64]
+    blocks = raw[16:, 1]
+    scales, mins = scales_k4(blocks[:, 4:16])
+    for c in range(4):
+        of_rows = np.concatenate([mins[:, 2 * c:2 * c + 2], scales[:, 2 * c:2 * c + 2]], axis=-1)
+        assert (heads[c].reshape(16, 4) & 63 == of_rows).all()
+    floats = sum((heads[c] >> 6) << 2 * c for c in range(4)).astype(np.uint8)
+    assert floats.tobytes() == blocks[:, 0:2].tobytes() + blocks[:, 2:4].tobytes()
 
 
 def test_wrong_shapes_are_refused():

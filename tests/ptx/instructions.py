@@ -173,6 +173,9 @@ _rule("not.{t}", "b16 b32 b64 pred", lambda a: ~np.asarray(a))
 _rule("shl.{t}", "b16 b32 b64", _shift("shl"), "{t} u32")
 _rule("shr.{t}", "u16 u32 u64", _shift("shr"), "{t} u32")
 _rule("shr.{t}", "s16 s32 s64", _shift("sar"), "{t} u32")
+_rule("shf.l.wrap.b32", "u32", lambda low, high, n: (((high.astype(np.uint64) << np.uint64(32)) | low) >>
+                                                     (np.uint64(32) - (n & np.uint64(31)))).astype(np.uint32),
+      "u32 u32 u32", "u32")                                # the upper word of both, shifted to the left
 _rule("bfe.s32", "s32", _field(True), "s32 u32 u32", "s32")
 _rule("bfe.u64", "u64", lambda a, start, length: (a >> np.uint64(start)) & ((np.uint64(1) << np.uint64(length)) -
                                                                            np.uint64(1)), "u64 u32 u32", "u64")
