@@ -189,7 +189,7 @@ def test_the_largest_share_fits_its_ticket():
     assert MOST_ITEMS * CHUNKS_PER_THREAD < 1 << 16 and MAX_THREADS >= 8
 
 
-def test_launches_of_a_batch_share_the_chunks_by_their_groups():
+def counted_claims() -> None:
     """Each claim of a chunk looks at the stop word once, which counts by two."""
     b = Builder("add_one", 8)
     p, count = b.ptr("p", "rw", "i32"), b.scalar("count")
@@ -214,3 +214,8 @@ def test_launches_of_a_batch_share_the_chunks_by_their_groups():
     assert claims(36, 12, 12) == 5 + 2 + 2
     assert claims(1000, 1, 10) == 8 + 1 + 2
     assert claims(1, 1, 1) == 3, "nothing worth sharing: item after item"
+
+
+def test_launches_of_a_batch_share_the_chunks_by_their_groups():
+    """In a process of its own: workers run the code of the engine that started them, and this one's counts."""
+    in_process("counted_claims")
