@@ -21,6 +21,7 @@ import numpy as np
 from m3jit.api.checkpoints import NOTHING, Checkpoint, thinned
 from m3jit.api.generated import FinishReason, GeneratedText, Piece
 from m3jit.api.generation import PENALISED, LanguageModel, Settings
+from m3jit.api.prefixes import begin_behind
 from m3jit.errors import Trap
 from m3jit.models.prefix_index import common
 from m3jit.models.program import CHUNK
@@ -193,16 +194,25 @@ class Engine:
         self._warmer.start()
 
     def _warm(self) -> None:
+        longest = min(self.model.limit or self.model.context, self.model.context)
         for penalty in (1.0, PENALISED):
-            for seed in (0, 1):                        # two together are compiled once more
-                settings = Settings(max_tokens=3, seed=seed, repeat_penalty=penalty)
-                text = self.model.start([0, 1, 2], settings, known=NOTHING)
-                text.vm.set_sink("TOKENS", lambda item: None)
-                with self._lock:
-                    if self._closing:
-                        return
-                    self._warming.add(text.vm)
-            self._warming.run()
+            known: list[Checkpoint] = []
+            # Two together are compiled once more; so are a last token alone behind chunks, one token alone, and a prompt
+            # of which everything is known.
+            for ids, texts in (([0, 1, 2], 2), ([0] * (CHUNK + 1), 1), ([0], 1), ([0, 1, 2], 1)):
+                if longest < len(ids) + 3:
+                    continue
+                for seed in range(texts):
+                    text = self.model.start(ids, Settings(max_tokens=3, seed=seed, repeat_penalty=penalty),
+                                            known=NOTHING, keep=lambda _, found: known.append(found))
+                    if texts == 1 and known and known[0].rows == len(ids):
+                        begin_behind(text.vm, known[0], len(ids))
+                    text.vm.set_sink("TOKENS", text.take_token)
+                    with self._lock:
+                        if self._closing:
+                            return
+                        self._warming.add(text.vm)
+                self._warming.run()
 
     # -- from any thread --------------------------------------------------------------------------------------------
     def submit(self, jobs: Sequence[Job], places: Places | None = None) -> list[Ticket]:

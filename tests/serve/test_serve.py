@@ -14,7 +14,9 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 from m3jit.api.generation import Settings  # noqa: E402
 from m3jit.backends.cpu.engine import BoundBatch  # noqa: E402
+from m3jit.models.program import CHUNK  # noqa: E402
 from m3jit.serve.engine import Engine, Job, ignore  # noqa: E402
+from m3jit.vm.jit import Compiler  # noqa: E402
 from tests.serve.client import CHAT, PLAIN, Gate, chat_body, events, half_a_request, running, wait_for  # noqa: E402
 
 PROMPTS = ["She had been", "Emma was", "The carriage stopped", "It is a truth", "He said", "My dear", "There was",
@@ -401,7 +403,7 @@ def test_an_engine_that_ends_cancels_and_refuses(model):
         engine.submit(jobs)
 
 
-def test_an_engine_compiles_ahead(model):
+def test_an_engine_compiles_ahead(model, monkeypatch):
     """In a thread of its own, both programs, without a word in the metrics or the index; its end does not wait for
     it."""
     from m3jit.api.generation import Settings, load_model
@@ -411,8 +413,15 @@ def test_an_engine_compiles_ahead(model):
     engine._warmer.join()
     assert model._program.cache_info().currsize == 2 and model.prefixes.stats["versions"] == 0
     assert engine.metrics._counters["m3jit_texts_total"][1] == 0
-    ticket, = engine.submit([Job([5, 6], Settings(max_tokens=3, repeat_penalty=1.1), lambda *found: None)])
-    assert ticket.done.wait(180) and model._program.cache_info().currsize == 2
+    compiled, compiling = [], Compiler.compile
+    monkeypatch.setattr(Compiler, "compile", lambda c, f, name: compiled.append(name) or compiling(c, f, name))
+    for length in (1, 2, CHUNK, CHUNK + 1, CHUNK + 2, 2 * CHUNK + 1):
+        for penalty in (1.0, 1.1):
+            settings = Settings(max_tokens=3, repeat_penalty=penalty)
+            for _ in range(2):                         # the second time its prompt is known
+                ticket, = engine.submit([Job([length] * length, settings, lambda *found: None)])
+                assert ticket.done.wait(180) and not compiled, (length, penalty)
+    assert model._program.cache_info().currsize == 2
     engine.close()
     ending = Engine(model)
     ending.warm()
