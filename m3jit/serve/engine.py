@@ -197,8 +197,8 @@ class Engine:
         longest = min(self.model.limit or self.model.context, self.model.context)
         for penalty in (1.0, PENALISED):
             known: list[Checkpoint] = []
-            # Two together are compiled once more; so are a last token alone behind chunks, one token alone, and a prompt
-            # of which everything is known.
+            # Two together are compiled once more; so are a last token alone behind chunks, one token alone, and a
+            # prompt of which everything is known.
             for ids, texts in (([0, 1, 2], 2), ([0] * (CHUNK + 1), 1), ([0], 1), ([0, 1, 2], 1)):
                 if longest < len(ids) + 3:
                     continue
