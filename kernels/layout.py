@@ -52,7 +52,7 @@ from m3jit.kernels.layout_codes import RECODED
 ROWS = 16                                    # rows of a tile = lanes of the kernels that read it
 PACKED = BLOCKS                              # dtypes with an R16 layout
 VERSION = 3                                  # changes when a byte of a layout changes (part of the key of cached files)
-AT_ONCE = 4 << 20                            # bytes of file blocks recoded at once
+AT_ONCE = 1 << 20                            # bytes of file blocks recoded at once (what stays in a cache)
 
 
 class LayoutError(ValueError):

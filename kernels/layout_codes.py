@@ -14,14 +14,15 @@ Every one can be undone (`decode`).
 """
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import Callable
 
 import numpy as np
 
-from m3jit.ir.eager_blocks import planes, scales_iq4, scales_k4, scales_q3, trits
+from m3jit.ir.eager_blocks import planes, scales_iq4, scales_q3, trits
 from m3jit.ir.eager_encode import pack_planes, pack_trits
-from m3jit.ir.eager_encode_k import pack_scales_k4
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ class Code:
     decode: Callable[[np.ndarray], np.ndarray]
 
 
-def _bits_moved(raw: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """The bits of the bytes of each block, lowest first, seen as a tensor of this shape and transposed."""
-    bits = np.unpackbits(raw, axis=-1, bitorder="little").reshape(-1, *shape)
-    turned = bits.transpose(0, *(1 + a for a in axes)).reshape(*raw.shape[:-1], 8 * raw.shape[-1])
-    return np.packbits(turned, axis=-1, bitorder="little")
+def _transposed(raw: np.ndarray, at: int, rows: int) -> np.ndarray:
+    """`raw` with the 32 bits from byte `at` on, a matrix of `rows` rows, transposed."""
+    bits = np.unpackbits(raw[..., at:at + 4], axis=-1, bitorder="little").reshape(*raw.shape[:-1], rows, 32 // rows)
+    turned = np.ascontiguousarray(np.swapaxes(bits, -1, -2)).reshape(*raw.shape[:-1], 32)
+    return _replaced(raw, at, np.packbits(turned, axis=-1, bitorder="little"))
 
 
 def _replaced(raw: np.ndarray, at: int, part: np.ndarray) -> np.ndarray:
@@ -48,31 +49,64 @@ def _replaced(raw: np.ndarray, at: int, part: np.ndarray) -> np.ndarray:
 
 
 def _fifths(at: int, nbytes: int) -> Code:
-    def transposed(r: np.ndarray, rows: int) -> np.ndarray:
-        return _replaced(r, at, _bits_moved(r[..., at:at + 4], (rows, 32 // rows), (1, 0)))
-    return Code(nbytes, lambda r: transposed(r, 8), lambda r: transposed(r, 4))
+    return Code(nbytes, lambda r: _transposed(r, at, 8), lambda r: _transposed(r, at, 4))
 
 
-TWO_BITS = np.arange(0, 8, 2, dtype=np.uint8).reshape(-1, 1)
+def _words(raw: np.ndarray, *shape: int) -> np.ndarray:
+    """Bytes [.., 4 n] as words [.., *shape].  (Long arrays of words: NumPy is slow where the last axis is short.)"""
+    return np.ascontiguousarray(raw).view("<u4").reshape(*raw.shape[:-1], *shape)
+
+
+def _bytes(words: np.ndarray, axes: int) -> np.ndarray:
+    """The inverse: words with so many last axes as bytes."""
+    size = 4 * math.prod(words.shape[-axes:])
+    return np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape[:-axes], size)
+
+
+def _swapped(words: np.ndarray, bits: int) -> np.ndarray:
+    """words [k, ..], each byte k groups of `bits` bits: group y of word x becomes group x of word y.  Its own
+    inverse."""
+    mask = np.uint32(0x01010101 * (2 ** bits - 1))
+    return np.stack([functools.reduce(np.bitwise_or, ((w >> bits * y & mask) << bits * x
+                                                      for x, w in enumerate(words))) for y in range(len(words))])
+
+
+SIX, TWO, FOUR, HALF = (np.uint32(n) for n in (0x3F3F3F3F, 0x03030303, 0x0F0F0F0F, 0xFFFF))
+
+
+def _floats_to_lanes(d: np.ndarray) -> np.ndarray:
+    """d | dmin << 16 of 16 rows [.., 16, blocks] -> the words that hold d of all rows, then dmin, two to a word."""
+    even, odd = d[..., 0::2, :], d[..., 1::2, :]
+    return np.concatenate([even & HALF | odd << 16, even >> 16 | odd & ~HALF], axis=-2)
+
+
+def _lanes_to_floats(lanes: np.ndarray) -> np.ndarray:
+    """The inverse."""
+    d, dmin = lanes[..., :8, :], lanes[..., 8:, :]
+    pairs = np.stack([d & HALF | dmin << 16, d >> 16 | dmin & ~HALF], axis=-2)
+    return pairs.reshape(lanes.shape)
 
 
 def _heads(r: np.ndarray) -> np.ndarray:
     """The four heads, 16 bytes, of the 16 with which a file block of Q4_K or Q5_K begins."""
-    scales, mins = scales_k4(r[..., 4:16])
-    pairs = np.moveaxis(np.ascontiguousarray(r[..., 0:4]).view("<u2"), -3, -1)           # [.., blocks, 2, rows]
-    floats = np.ascontiguousarray(pairs).view(np.uint8).reshape(*pairs.shape[:-2], 16, 4)
-    bits = np.moveaxis(floats, -2, -3)[..., None, :] >> TWO_BITS & 3
-    six = np.stack([mins[..., 0::2], mins[..., 1::2], scales[..., 0::2], scales[..., 1::2]], axis=-1)
-    return (six | bits << 6).reshape(*r.shape[:-1], 16)
+    d, a, b, c = np.moveaxis(_words(r, 4), -1, 0)
+    lanes = _floats_to_lanes(d)
+    early, low = a & SIX, b & SIX                                     # scales and mins of the sub-blocks 0..3, 4..7
+    late, high = c & FOUR | a >> 2 & ~FOUR & SIX, c >> 4 & FOUR | b >> 2 & ~FOUR & SIX
+    heads = [low & HALF | early << 16, low >> 16 | early & ~HALF,
+             high & HALF | late << 16, high >> 16 | late & ~HALF]
+    return _bytes(np.stack([head | (lanes >> 2 * i & TWO) << 6 for i, head in enumerate(heads)], -1), 1)
 
 
 def _unheads(r: np.ndarray) -> np.ndarray:
     """The inverse of `_heads`."""
-    heads = r.reshape(*r.shape[:-1], 4, 4)
-    mins, scales = ((heads[..., i:i + 2] & 63).reshape(*r.shape[:-1], 8) for i in (0, 2))
-    floats = np.ascontiguousarray(np.moveaxis(np.bitwise_or.reduce(heads >> 6 << TWO_BITS, axis=-2), -3, -2))
-    pairs = np.moveaxis(floats.reshape(*floats.shape[:-2], 64).view("<u2").reshape(*floats.shape[:-2], 2, 16), -1, -3)
-    return np.concatenate([np.ascontiguousarray(pairs).view(np.uint8), pack_scales_k4(scales, mins)], axis=-1)
+    heads = np.moveaxis(_words(r, 4), -1, 0)
+    lanes = functools.reduce(np.bitwise_or, ((h >> 6 & TWO) << 2 * i for i, h in enumerate(heads)))
+    low, high = (h & SIX & HALF | (g & SIX) << 16 for h, g in (heads[:2], heads[2:]))
+    early, late = ((h & SIX) >> 16 | g & SIX & ~HALF for h, g in (heads[:2], heads[2:]))
+    words = [_lanes_to_floats(lanes), early | (late & ~FOUR) << 2, low | (high & ~FOUR) << 2,
+             late & FOUR | (high & FOUR) << 4]
+    return _bytes(np.stack(words, -1), 1)
 
 
 def _q4_encode(r: np.ndarray) -> np.ndarray:
@@ -80,15 +114,19 @@ def _q4_encode(r: np.ndarray) -> np.ndarray:
 
 
 def _q4_decode(r: np.ndarray) -> np.ndarray:
-    return _replaced(r, 0, _unheads(np.ascontiguousarray(r[..., 0:16])))
+    return _replaced(r, 0, _unheads(r[..., 0:16]))
 
 
 def _q5_encode(r: np.ndarray) -> np.ndarray:
-    return _replaced(_q4_encode(r), 16, _bits_moved(r[..., 16:48], (2, 4, 4, 4, 2), (3, 0, 2, 1, 4)))
+    out, words = _q4_encode(r), np.moveaxis(_words(r[..., 16:48], 2, 4), -1, 0)
+    out[..., 16:48] = _bytes(np.moveaxis(_swapped(words, 2), 0, -2), 2)
+    return out
 
 
 def _q5_decode(r: np.ndarray) -> np.ndarray:
-    return _replaced(_q4_decode(r), 16, _bits_moved(r[..., 16:48], (4, 2, 4, 4, 2), (1, 3, 2, 0, 4)))
+    out, words = _q4_decode(r), np.moveaxis(_words(r[..., 16:48], 4, 2), -2, 0)
+    out[..., 16:48] = _bytes(np.moveaxis(_swapped(words, 2), 0, -1), 2)
+    return out
 
 
 def _biased(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -98,13 +136,15 @@ def _biased(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _q3_encode(r: np.ndarray) -> np.ndarray:
-    thirds = _bits_moved(r[..., 0:32], (2, 2, 2, 4, 2, 4), (4, 0, 1, 3, 2, 5))
+    words = np.moveaxis(_words(r[..., 0:32], 2, 2, 2), -1, 0)
+    thirds = _bytes(np.moveaxis(_swapped(words, 4), 0, -3), 3)
     return np.concatenate([r[..., 108:110], scales_q3(r[..., 96:108]).view(np.uint8), thirds, r[..., 32:96]], axis=-1)
 
 
 def _q3_decode(r: np.ndarray) -> np.ndarray:
     low, high = _biased(np.ascontiguousarray(r[..., 2:18]))
-    thirds = _bits_moved(r[..., 18:50], (2, 2, 2, 4, 2, 4), (1, 2, 4, 3, 0, 5))
+    words = np.moveaxis(_words(r[..., 18:50], 2, 2, 2), -3, 0)
+    thirds = _bytes(np.moveaxis(_swapped(words, 4), 0, -1), 3)
     return np.concatenate([thirds, r[..., 50:114], low[..., :8] | low[..., 8:] << 4, pack_planes(high, 4, 2),
                            r[..., 0:2]], axis=-1)
 

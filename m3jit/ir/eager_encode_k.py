@@ -96,12 +96,6 @@ def _six_bits(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(np.rint(_divided(np.broadcast_to(F(63), top.shape), top) * v), F(63)), top / F(63)
 
 
-def pack_scales_k4(scales: np.ndarray, mins: np.ndarray) -> np.ndarray:
-    """The inverse of `eager_blocks.scales_k4`: 8 scales and 8 mins of six bits in 12 bytes."""
-    (early, late), (low, high) = ((v[..., :4], v[..., 4:]) for v in (scales, mins))
-    return np.concatenate([early | late >> 4 << 6, low | high >> 4 << 6, (late & 15) | (high & 15) << 4], axis=-1)
-
-
 def encode_q4_k(x: np.ndarray) -> list[np.ndarray]:
     """x f32 [n, 256] -> the parts of Q4_K blocks, [n, bytes] each."""
     _check_size(x)
@@ -113,9 +107,10 @@ def encode_q4_k(x: np.ndarray) -> list[np.ndarray]:
     shifted = x.reshape(-1, 8, 32) + (dmin.astype(F) * m).reshape(-1, 8, 1)
     q = np.clip(np.rint(_divided(shifted, np.broadcast_to(step, shifted.shape))), F(0), F(15)).astype(np.uint8)
     sc, m = sc.astype(np.uint8), m.astype(np.uint8)
+    packed = np.concatenate([sc[:, :4] | (sc[:, 4:] >> 4) << 6, m[:, :4] | (m[:, 4:] >> 4) << 6,
+                             (sc[:, 4:] & 15) | (m[:, 4:] & 15) << 4], axis=-1)
     pairs = q.reshape(-1, 4, 2, 32)
-    codes = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)
-    return [d.view(np.uint8), dmin.view(np.uint8), pack_scales_k4(sc, m), codes]
+    return [d.view(np.uint8), dmin.view(np.uint8), packed, (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)]
 
 
 # -- Q6_K --------------------------------------------------------------------------------------------------------------
