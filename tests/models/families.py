@@ -17,7 +17,8 @@ EVERY = {"llama": "llama3/Q8_0", "llama-experts": "llama-experts/Q4_K", "qwen2":
          "qwen3moe": "qwen3moe/Q8_0", "gemma2": "gemma2/Q4_K", "gemma3": "gemma3/Q8_0", "phi3": "phi3-long/Q4_K",
          "olmo2": "olmo2/Q8_0", "deepseek2": "plain/old/Q8_0", "deepseek2-experts": "experts/new/F32",
          "bitnet": "scales/TQ2_0", "bitnet-relu2": "relu2/TQ2_0", "mamba": "mamba/Q8_0", "mamba2": "mamba2/Q8_0",
-         "jamba": "jamba/Q8_0", "granitehybrid": "granitehybrid-experts/Q8_0"}
+         "jamba": "jamba/Q8_0", "granitehybrid": "granitehybrid-experts/Q8_0",
+         "deepseek2-experts-q8_0": "routed/new/Q8_0", "deepseek2-experts-q4_k": "routed/new/Q4_K"}
 CONTEXT = make_tiny_architectures.CONTEXT
 
 

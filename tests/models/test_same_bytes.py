@@ -41,7 +41,7 @@ import make_tiny_bert  # noqa: E402  (found through the path set above)
 LENGTH, TOKENS = 101, 4
 CHUNKS = (1, 7, 64, LENGTH)
 BETWEEN = tuple(level for level in LEVELS if level not in ("baseline", "native"))
-BASELINE = ("llama", "gemma3", "qwen3moe", "deepseek2-experts", "bitnet-relu2", "mamba", "mamba2", "jamba",
+BASELINE = ("llama", "gemma3", "qwen3moe", "deepseek2-experts-q4_k", "bitnet-relu2", "mamba", "mamba2", "jamba",
             "granitehybrid")
 INTERPRETER = "interpreter"
 
