@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import agreement
+from benchmarks import accuracy, agreement
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,3 +62,22 @@ def test_errors_that_are_too_large_are_said():
     for logits, missed in (([0.1, 0.1], 0), ([0.16, 0.0], 1), ([0.14, 0.14], 1), ([-0.14, -0.08], 1),
                            ([float("nan"), 0.0], 3)):
         assert len(agreement.errors(np.array(logits), row).missed()) == missed, logits
+
+
+def test_errors_of_real_models_have_both_limits():
+    """Ours at most 1.5 times the peer's, largest and mean; of SmolLM2 without what all logits share, the largest also
+    with it."""
+    assert agreement.beyond_luck((1.5, 0.3), (1.0, 0.2)) == []
+    assert "error of a logit 1.51, expected at most 1.5" in agreement.beyond_luck((1.51, 0.3), (1.0, 0.2))
+    assert "on average 0.31" in agreement.beyond_luck((1.5, 0.31), (1.0, 0.2))[0]
+    assert len(agreement.beyond_luck((float("nan"), float("nan")), (1.0, 0.2))) == 2
+    exact = np.zeros((2, 100))
+    theirs = np.tile(np.linspace(-1, 1, 100), (2, 1))
+    ours, small = 0.8 * theirs[:, ::-1], 0.4 * theirs
+    assert accuracy.logit_errors(ours, theirs, exact)[1] == []
+    assert accuracy.logit_errors(small + 1, theirs, exact)[1] == []
+    (said,) = accuracy.logit_errors(small + 1.2, theirs, exact)[1]
+    assert said == "error of a logit 1.6 with the common part, expected at most 1.5"
+    ours[1, 5] = 2
+    said = accuracy.logit_errors(ours, theirs, exact)[1]
+    assert len(said) == 2 and "with the common part" in said[1]
