@@ -34,22 +34,11 @@ class Code:
     decode: Callable[[np.ndarray], np.ndarray]
 
 
-def _transposed(raw: np.ndarray, at: int, rows: int) -> np.ndarray:
-    """`raw` with the 32 bits from byte `at` on, a matrix of `rows` rows, transposed."""
-    bits = np.unpackbits(raw[..., at:at + 4], axis=-1, bitorder="little").reshape(*raw.shape[:-1], rows, 32 // rows)
-    turned = np.ascontiguousarray(np.swapaxes(bits, -1, -2)).reshape(*raw.shape[:-1], 32)
-    return _replaced(raw, at, np.packbits(turned, axis=-1, bitorder="little"))
-
-
 def _replaced(raw: np.ndarray, at: int, part: np.ndarray) -> np.ndarray:
     """A copy of the blocks with other bytes from `at` on."""
     out = raw.copy()
     out[..., at:at + part.shape[-1]] = part
     return out
-
-
-def _fifths(at: int, nbytes: int) -> Code:
-    return Code(nbytes, lambda r: _transposed(r, at, 8), lambda r: _transposed(r, at, 4))
 
 
 def _words(raw: np.ndarray, *shape: int) -> np.ndarray:
@@ -69,6 +58,22 @@ def _swapped(words: np.ndarray, bits: int) -> np.ndarray:
     mask = np.uint32(0x01010101 * (2 ** bits - 1))
     return np.stack([functools.reduce(np.bitwise_or, ((w >> bits * y & mask) << bits * x
                                                       for x, w in enumerate(words))) for y in range(len(words))])
+
+
+def _fifths(at: int, nbytes: int) -> Code:
+    """Code of blocks with a word of fifth bits at byte `at`."""
+    nibble, ones = np.uint32(15), np.uint32(0x01010101)
+
+    def encode(r: np.ndarray) -> np.ndarray:
+        word = _words(r[..., at:at + 4], 1)
+        return _replaced(r, at, _bytes(functools.reduce(np.bitwise_or, (     # four bits to the ends of four bytes
+            ((word >> 4 * v & nibble) * np.uint32(0x00204081) & ones) << v for v in range(8))), 1))
+
+    def decode(r: np.ndarray) -> np.ndarray:
+        word = _words(r[..., at:at + 4], 1)
+        return _replaced(r, at, _bytes(functools.reduce(np.bitwise_or, (     # and back, to bits 24 to 27
+            ((word >> v & ones) * np.uint32(0x01020408) >> 24 & nibble) << 4 * v for v in range(8))), 1))
+    return Code(nbytes, encode, decode)
 
 
 SIX, TWO, FOUR, HALF = (np.uint32(n) for n in (0x3F3F3F3F, 0x03030303, 0x0F0F0F0F, 0xFFFF))

@@ -165,8 +165,8 @@ def qmatmul_gated(dtype_name: str, up_dtype_name: str | None = None) -> Kernel:
 
 
 def _one_after_the_other(b: Builder, shape: Shape, w: Buffer, records: Sequence[Buffer]) -> list[list[Value]]:
-    """[tile][token] dot products of two tiles that follow on each other; both by the same loads (two loops: 0.94 of a
-    plain read loop, so 0.97)."""
+    """[tile][token] dot products of two tiles that follow on each other; both by the same loads (one thread, two
+    loops: 0.94 of a plain read loop, so 0.97)."""
     both = [[b.var("f32", 0.0) for _ in records] for _ in range(2)]
     with b.loop(0, 2) as tile:
         values = accumulate(b, shape, [w.at(tile * (shape.blocks * layout.tile_block_bytes(shape.dtype)))], records)[0]

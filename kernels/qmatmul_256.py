@@ -1,7 +1,8 @@
 """Super-blocks of 256 elements of the integer matmuls: Q2_K Q3_K Q4_K Q5_K Q6_K, IQ4_XS, TQ2_0 (TQ1_0 is kept so).
 
 A super-block is walked in equal pieces, one after the other in memory (`layout`): each load of the loop moves on by the
-same step then, which is what a processor's prefetchers follow.
+same step then, which is what a processor's prefetchers follow (but for the 32 or 64 bytes with d that stand in front of
+the pieces of most types).  There is one tile at a time: `ws` has one element.
 """
 from __future__ import annotations
 
@@ -235,7 +236,7 @@ def _iq4_xs(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
 
 
 def _tq2_0(b: Builder, ws: Sequence[Buffer], x: Sequence[Buffer]) -> Pairs:
-    ds = [b.load_lanes("f16", w, 0) for w in ws]
+    ds = [b.load_lanes("f16", w, 0, ahead=AHEAD) for w in ws]
     isums = [[b.var("i32", b.load("i32", r, MINUS_SUM)) for r in x] for _ in ws]
     few = len(ws) * len(x) <= FEW                        # a chain of sums for each plane
     with b.loop(0, 2) as h:

@@ -12,11 +12,11 @@ from m3jit.ir.loop_builder import Builder
 
 NIBBLE = 0x0F0F0F0F
 FEW = 4                                      # tiles x tokens up to which there are registers for more sums at once
-# Bytes the K-quant kernels ask for ahead of their loads.  One stream of equal steps with this request runs at 0.95-1.0
-# of a plain read loop (Zen 5; without it at 0.62-0.89).  Every line has to be asked for: every third alone 0.7-0.8.
-# Tiles of 8 tokens need it as much: one pass over weights in memory for 8 tokens, one thread, GOP/s: Q4_K 221 without,
-# 625 with; Q6_K 108 and 387, Q5_K 134 and 430, Q3_K 159 and 495, Q2_K 219 and 508, IQ4_XS 217, 676.  The 32-element
-# formats gain nothing from it for one token.
+# Bytes the K-quant kernels ask for ahead of their loads.  One stream of (nearly) equal steps with this request runs at
+# 0.95-1.0 of a plain read loop (Zen 5; without it at 0.62-0.89).  Every line has to be asked for: every third alone
+# 0.7-0.8.  Tiles of 8 tokens need it as much: one pass over weights in memory for 8 tokens, one thread, GOP/s: Q4_K 221
+# without, 625 with; Q6_K 108 and 387, Q5_K 134 and 430, Q3_K 159 and 495, Q2_K 219 and 508, IQ4_XS 217, 676.  The
+# 32-element formats gain nothing from it for one token.
 AHEAD = 8192
 # What those ask for with tiles of so many tokens: a tile of rows is read once for each tile of tokens, and memory would
 # rest meanwhile.  SmolLM2 Q4_1, Zen 5, 2 threads, tokens/s of 8 contexts and of a prompt: 1,757 and 4,200 without; with

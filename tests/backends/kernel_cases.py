@@ -71,7 +71,7 @@ def _quantised() -> Iterable[Case]:
         return [records(rng, 2, 64, 32), _packed(rng, "Q4_1", 35, 64), blank((2, 35)), floats(rng, 35),
                 floats(rng, 2, 35), 2, 64, 35]
     yield Case("qmatmul_bias_residual", lambda: qmatmul.qmatmul("Q4_1", bias=True, residual=True), biased, slow=True)
-    for gate, up in (("Q4_1", "Q4_1"), ("Q4_K", "Q6_K")):
+    for gate, up in (("Q4_1", "Q4_1"), ("Q4_K", "Q6_K"), ("Q4_K", "Q4_K")):
         def make(rng, gate=gate, up=up):
             weights = [_packed(rng, gate, 21, 512), _packed(rng, up, 21, 512)]
             if len(qmatmul.gated_weights(DTYPES[gate])) == 1:

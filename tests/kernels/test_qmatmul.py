@@ -97,8 +97,9 @@ def test_qmatmul_row_tiles(rows):
     assert y.tobytes() == reference.qmatmul(x, raw, dtype).tobytes()
 
 
-@pytest.mark.parametrize("tokens", (1, 5))
-@pytest.mark.parametrize("gate, up", (("Q4_1", "Q4_1"), ("Q8_0", "Q5_0"), ("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")))
+@pytest.mark.parametrize("tokens", (1, 5, 13))
+@pytest.mark.parametrize("gate, up", (("Q4_1", "Q4_1"), ("Q8_0", "Q5_0"), ("Q4_K", "Q4_K"), ("Q5_K", "Q5_K"),
+                                      ("Q4_K", "Q6_K")))
 def test_qmatmul_gated(gate, up, tokens):
     rows, cols = 21, 512
     rng = np.random.default_rng(7)

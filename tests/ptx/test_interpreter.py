@@ -82,6 +82,8 @@ def test_float_to_integer_saturates():
     ("	shl.b32 	%r9, %r5, 33;", lambda x: 0 * x), ("	shr.s32 	%r9, %r5, 40;", lambda x: x >> 31),
     ("	shr.u32 	%r9, %r5, 4;", lambda x: x.view(np.uint32) >> 4), ("	mul.lo.s32 	%r9, %r5, %r5;", lambda x: x * x),
     ("	bfe.u32 	%r9, %r5, 8, 8;", lambda x: x >> 8 & 255),
+    *((f"	shf.l.wrap.b32 	%r9, 305419896, %r5, {n};",         # 0x12345678 follows from below
+       lambda x, n=n & 31: (x.astype(np.int64) << n | 0x12345678 >> (32 - n)) & 0xFFFFFFFF) for n in (0, 1, 31, 33)),
     ("	bfe.s32 	%r9, %r5, 8, 8;", lambda x: (x << 16) >> 24),
     ("	mul.hi.s32 	%r9, %r5, 1431655766;", lambda x: (x.astype(np.int64) * 1431655766 >> 32)),
     ("	cvt.s32.s8 	%r9, %r5;", lambda x: (x << 24) >> 24), ("	min.s32 	%r9, %r5, -5;", lambda x: np.minimum(x, -5)),

@@ -139,6 +139,27 @@ def packed_by(store: WeightStore, seed: int) -> bytes:
     return kept
 
 
+@pytest.mark.parametrize("spoil", [lambda b: b[:20] + bytes([b[20] ^ 1]) + b[21:], lambda b: b[:-1],
+                                   lambda b: b + b"\0", lambda b: b[:40], lambda b: b""],
+                         ids=["a bit of the header", "cut", "longer", "less than a header", "empty"])
+def test_a_file_that_is_not_whole_is_made_again(tmp_path, spoil):
+    wanted = packed_by(WeightStore(tmp_path), 1)
+    file, = tmp_path.rglob("*.bin")
+    good = file.read_bytes()
+    file.unlink()                                      # a new file: the mapped one stays as it is
+    file.write_bytes(spoil(good))
+    store = WeightStore(tmp_path)
+    assert packed_by(store, 1) == wanted and (store.reason, store.in_memory) == ("", 0)
+    assert file.read_bytes() == good and list(tmp_path.rglob("*.bin")) == [file]
+
+
+def test_another_version_of_the_layouts_has_files_of_its_own(tmp_path, monkeypatch):
+    packed_by(WeightStore(tmp_path), 1)
+    monkeypatch.setattr(layout, "VERSION", layout.VERSION + 1)
+    packed_by(WeightStore(tmp_path), 1)
+    assert len(list(tmp_path.rglob("*.bin"))) == 2
+
+
 def test_why_weights_are_kept_in_memory(tmp_path, monkeypatch):
     """A disk that is full says so once; what is there already is still mapped."""
     before = WeightStore(tmp_path)
