@@ -2,10 +2,10 @@
 
 Block types are kept in layout **R16**: rows in tiles of 16 (missing rows are zero bytes), tile after tile; in a tile,
 block after block along K.  A tile-block holds the bytes of the 16 file blocks (of the types in `layout_codes` the
-bits), permuted into the order of use, so a layout is as large as the file's rows (padded to 16); Q3_K and IQ4_XS (scales
-unpacked, 4 and 2 bytes more a block) and TQ1_0 (66 bytes for 54) are larger.  Scales come before codes; large blocks
-are equal pieces, each with the scales of its codes, so that a loop over the pieces moves on by one step.  "Vector"
-below: 64 bytes, 16 rows x 4 bytes, byte 4r + i belongs to row r.
+bits), permuted into the order of use, so a layout is as large as the file's rows (padded to 16); Q3_K and IQ4_XS
+(scales unpacked, 4 and 2 bytes more a block) and TQ1_0 (66 bytes for 54) are larger.  Scales come before codes; large
+blocks are equal pieces, each with the scales of its codes, so that a loop over the pieces moves on by one step.
+"Vector" below: 64 bytes, 16 rows x 4 bytes, byte 4r + i belongs to row r.
 
 Q8_0    544 bytes  d f16[16]; 8 vectors: vector v = q[4v .. 4v+3] + 128 (biased to unsigned)
 Q4_0    288        d f16[16]; 4 vectors: vector v = file bytes qs[4v .. 4v+3]: low nibbles are elements 4v + i, high
