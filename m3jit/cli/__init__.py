@@ -220,5 +220,5 @@ def _silence(stream: Any) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
-    except (OSError, ValueError):
+    except (OSError, ValueError):                      # a stream without a descriptor, or closed: nothing can be left
         pass

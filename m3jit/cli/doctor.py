@@ -91,7 +91,7 @@ def _cpu_model() -> str:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
+    except OSError:                                    # not Linux: the name is left out
         pass
     return ""
 
@@ -134,7 +134,7 @@ def _folder_size(folder: Path) -> tuple[int, int]:
             try:
                 size += os.stat(os.path.join(top, name)).st_size
                 count += 1
-            except OSError:
+            except OSError:                            # removed meanwhile, by another process's trimming
                 pass
     return count, size
 

@@ -140,7 +140,7 @@ def statistics(vm: Any, output: Output, seconds: float, began: float) -> str:
         import resource
         rows.append(("peak memory", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB, "
                                     "mapped files included"))
-    except ImportError:
+    except ImportError:                                # Windows: the row is left out
         pass
     rows += [(f"dropped by {name}", str(count)) for name, count in facts["dropped"].items()]
     width = max(len(name) for name, _ in rows)

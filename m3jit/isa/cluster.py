@@ -109,7 +109,7 @@ for _code, _short in _EXTENDED.items():
     _name, _body, _state = next((n, b, s) for c, n, b, s in _BASIC if c == _short)
 
     def _long(m):
-        pass
+        pass                                           # absent: only its signature, that of the short form, is used
     _long.__signature__ = inspect.signature(_body)
     _long.__annotations__ = _body.__annotations__
     _long.__doc__ = f"""{_body.__doc__}
@@ -146,7 +146,7 @@ def node_leave(m, rd: Rd("int") = None, drain: PayloadFlag(0)[0] = False):
 
 def _verdict(code: int, name: str, text: str) -> None:
     def body(m, rd: Rd("int") = None, node: NODE[0, 4] = 0, incarnation: U32[5] = 0):
-        pass
+        pass                                           # absent: only its signature is used
     body.__doc__ = text
     op(code, name, route="absent", state=MEMBERS, source="SWIM membership")(body)
 

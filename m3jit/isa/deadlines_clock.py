@@ -51,7 +51,7 @@ def deadline_negotiate(m, rd: Rd("int"), node: R1("int", "state"), wanted: I64[0
 
 def _tree(code: int, name: str, rule: str) -> None:
     def body(m, tree: Tree, children: RegList(count=12, both=True)[0] = ()):
-        pass
+        pass                                           # absent: only its signature is used
     body.__doc__ = f"""tree = a deadline that is met when {rule}.
 
     CHILDREN are leaves or trees; an empty register gets a new leaf.  A missed child is reported upwards.  Errors: no

@@ -63,6 +63,7 @@ def _atomic(code: int, name: str, formula: str, body) -> None:
     op(code, name, route="absent", state=SHARED, reads=("memory",), writes=("memory",), source=_MAP)(body)
 
 
+# The signatures are all there is of them: the opcodes are route "absent" and refused by name when they are reached.
 def _cas(m, rd: Rd("int"), address: R1("int"), expected: R2("int"), value: R3("int"),
          order: Enum(ORDERS)[0] = "SEQ_CST"):
     pass

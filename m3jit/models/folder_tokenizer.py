@@ -191,7 +191,7 @@ class FolderTokenizer:
         if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             try:
                 return bytes.fromhex(text[3:5])
-            except ValueError:
+            except ValueError:                         # no hexadecimal digits: the token is these six characters
                 pass
         return text.replace(_SPACE, " ").encode()
 

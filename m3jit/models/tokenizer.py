@@ -218,7 +218,7 @@ class Tokenizer:
         try:
             if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
                 return bytes.fromhex(text[3:5])
-        except ValueError:
+        except ValueError:                             # refused below, as every other spelling is
             pass
         raise ModelFileError(self.path, f"is a byte token spelled {text!r}", item=f"{_KEY}tokens[{token}]",
                              expected='"<0x00>" to "<0xFF>"', remedy="The vocabulary is damaged: convert it again.")

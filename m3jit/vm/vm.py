@@ -230,7 +230,7 @@ class VM(Turns, HostStreams, HostStates):
             self.stop()
             try:
                 await task
-            except (UserError, asyncio.CancelledError):
+            except (UserError, asyncio.CancelledError):    # its end does not matter: what was asked for is to cancel
                 pass
             raise
 

@@ -128,14 +128,13 @@ def test_several_ways_to_the_end():
         assert code == DONE and [exact(v) for v in got] == [exact(v) for v in f(x, k)]
 
 
-@pytest.mark.parametrize("seed", range(500, 506))
+@pytest.mark.parametrize("seed", (501, 502, 503, 504, 506, 507))          # programs that are one region
 def test_random_programs(seed):
     p = generate(seed, length=30)
     tensors = [i for i in p.items if i.kind != "tensor" or i.dtype.name not in ("BF16",)]
     f = p.builder.compile([i.value for i in p.inputs], [i.value for i in tensors], backend="cpu")
     want = f(*p.arguments)
-    if ": compiled" not in f.report() or "left" in f.report():
-        pytest.skip("this program is not one region")
+    assert ": compiled" in f.report() and "left" not in f.report(), "no longer one region: take another seed"
     native = f.native(*p.arguments)
     args = [a.data if isinstance(a, m3jit.Tensor) else a for a in p.arguments]
     outs = [np.zeros_like(w) if isinstance(w, np.ndarray) else np.zeros(1, type(w)) for w in want]

@@ -81,7 +81,7 @@ class DiskCache:
             return None
         try:
             os.utime(path)                 # age counts from the last use
-        except OSError:
+        except OSError:                    # another user's file: it ages from when it was made
             pass
         return body
 
@@ -124,5 +124,5 @@ def _header(body: bytes) -> bytes:
 def _remove(path: Path) -> None:
     try:
         path.unlink()
-    except OSError:
+    except OSError:                        # gone already, or another user's: it is not used either way
         pass

@@ -207,7 +207,7 @@ class RegionRenderer:
         w = self.w
         match s:
             case Scalar(op="const"):
-                pass
+                pass                                   # written where it is used
             case Scalar():
                 self._scalar(s)
             case Launch():

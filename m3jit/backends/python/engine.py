@@ -169,7 +169,7 @@ class PythonRegion:
             for s in block.body:
                 match s:
                     case Scalar(op="const"):
-                        pass
+                        pass                           # read where it is used
                     case Scalar():
                         values[s] = self._scalar(s, [value(a) for a in s.args], frame)
                     case Launch():
@@ -191,7 +191,7 @@ class PythonRegion:
                             return leave(s.exit, s.stores)
                         rounds += 1
                     case Barrier():
-                        pass
+                        pass                           # launches are done one after the other here
             match block.end:
                 case Jump():
                     block = self._enter(block.end.target, block.end.args, value, values)
